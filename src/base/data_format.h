@@ -1,0 +1,40 @@
+// How numbers are stored: plain dtypes and the block formats of GGUF. One name from file to kernel.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string_view>
+
+#include "base/result.h"
+
+namespace vayu {
+
+enum class DataFormat : uint8_t { kF32, kF16, kBF16, kQ8_0, kQ4_0, kQ4_1, kQ5_0, kQ5_1, kQ4_K, kQ5_K, kQ6_K };
+
+struct FormatInfo {
+  DataFormat format;
+  std::string_view name;  // as GGUF tools print it
+  int32_t block_size;     // elements a block; a row is a whole number of blocks
+  int32_t block_bytes;
+  int32_t ggml_type;  // type number in a GGUF tensor record
+};
+
+std::span<const FormatInfo> all_formats();
+const FormatInfo& format_info(DataFormat format);
+Result<DataFormat> format_from_ggml_type(uint32_t ggml_type);  // kUnsupported names the number
+
+// Bytes of one row of `cols` elements. cols must be a multiple of block_size.
+inline int64_t row_bytes(DataFormat format, int64_t cols) {
+  const FormatInfo& info = format_info(format);
+  return cols / info.block_size * info.block_bytes;
+}
+
+// Expands `cols` elements of one row to float: the plain definition of every format. src: row_bytes(format, cols)
+// bytes, any alignment; dst: cols floats.
+void dequantize_row(DataFormat format, const void* src, float* dst, int64_t cols);
+
+// The inverse, by rounding to nearest with the scale rule of each format (used by tests and tools). Supports F32, F16,
+// BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1; the K formats get a simple per-sub-block fit.
+void quantize_row(DataFormat format, const float* src, void* dst, int64_t cols);
+
+}  // namespace vayu
