@@ -1,0 +1,57 @@
+// A memory-mapped GGUF file, versions 2 and 3: metadata and tensor table checked against the file's size before
+// anything is allocated. Immutable after open; thread-safe.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "base/data_format.h"
+#include "base/result.h"
+
+namespace vayu::loader {
+
+struct GgufTensor {
+  std::string name;
+  std::vector<int64_t> shape;  // outermost first: a (out, in) matrix is {out, in} (the file stores it reversed)
+  DataFormat format = DataFormat::kF32;
+  const std::byte* data = nullptr;  // inside the mapping
+  int64_t bytes = 0;
+};
+
+class GgufFile {
+ public:
+  // Errors: kIo, kCorrupt, kUnsupported; the message names the file and the field or tensor.
+  static Result<std::shared_ptr<const GgufFile>> open(const std::string& path);
+  // The same over bytes in memory, which must outlive the object (tests, fuzzing).
+  static Result<std::shared_ptr<const GgufFile>> parse(std::span<const std::byte> bytes, std::string name);
+  virtual ~GgufFile() = default;
+
+  virtual const std::string& path() const = 0;
+  virtual std::span<const GgufTensor> tensors() const = 0;
+  virtual const GgufTensor* find_tensor(std::string_view name) const = 0;  // null when absent
+
+  // Metadata. Missing keys and wrong types are errors that name the key; integers of any width are accepted where they
+  // fit. The *_or forms return the fallback only when the key is absent.
+  virtual bool has(std::string_view key) const = 0;
+  virtual Result<std::string> get_string(std::string_view key) const = 0;
+  virtual Result<int64_t> get_int(std::string_view key) const = 0;
+  virtual Result<double> get_float(std::string_view key) const = 0;
+  virtual Result<bool> get_bool(std::string_view key) const = 0;
+  virtual Result<std::vector<std::string_view>> get_strings(std::string_view key) const = 0;  // views into the mapping
+  virtual Result<std::vector<int64_t>> get_ints(std::string_view key) const = 0;
+  virtual Result<std::vector<float>> get_floats(std::string_view key) const = 0;
+  Result<int64_t> get_int_or(std::string_view key, int64_t fallback) const;
+  Result<double> get_float_or(std::string_view key, double fallback) const;
+  Result<bool> get_bool_or(std::string_view key, bool fallback) const;
+  Result<std::string> get_string_or(std::string_view key, std::string fallback) const;
+
+  // Tells the kernel that the file's pages of this tensor will not be needed again (after it was packed).
+  virtual void release(const GgufTensor& tensor) const = 0;
+};
+
+}  // namespace vayu::loader
