@@ -3,10 +3,13 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <memory>
+#include <type_traits>
 
 namespace vayu {
+
+// Cores this process may keep busy: its affinity mask, cut by the quota of its control groups. At least 1.
+int usable_cores();
 
 class ThreadPool {
  public:
