@@ -25,6 +25,7 @@ struct SequenceDelta {
   TokenId stop_token = kNoToken;          // the end id that stopped the answer; it is the last of `tokens`
   std::optional<Error> error;             // with finish == kError
   int64_t time_us = 0;                    // Clock time of the step's end
+  int64_t scheduled_us = 0;               // Clock time the answer first got pages; 0: not known
 };
 
 // Called on the engine thread: must not block nor call back into the client (cancel excepted).
