@@ -43,6 +43,7 @@ struct Request {
   std::string cache_namespace;    // only requests of one namespace share KV pages (tenant label set by the server)
   std::vector<TokenId> forced_output;  // debug hook: these ids are "sampled" in turn, then the real sampler goes on
   int32_t fail_at_token = -1;          // debug hook: poison the logits of this output token with NaN
+  int32_t stall_ms = 0;                // debug hook: the engine thread sleeps that long when it takes the request
 };
 
 enum class FinishReason { kStop, kLength, kCancelled, kError };

@@ -1,0 +1,163 @@
+#include "engine/engine.h"
+
+namespace vayu {
+
+Engine::Engine(EngineConfig config, std::unique_ptr<Executor> executor, const Clock& clock)
+    : config_(std::move(config)),
+      clock_(clock),
+      executor_(std::move(executor)),
+      scheduler_(config_.scheduler, executor_->limits(), clock) {
+  const ExecutorLimits& limits = executor_->limits();
+  info_ = {.model_name = config_.model_name,
+           .vocab_size = limits.vocab_size,
+           .max_context = limits.max_context,
+           .max_request_pages = limits.num_pages,
+           .page_size = limits.page_size};
+  publish_stats();
+  thread_ = std::thread([this] { loop(); });
+}
+
+Engine::~Engine() {
+  {
+    std::lock_guard lock(mutex_);
+    stopping_ = true;
+  }
+  inbox_ready_.notify_one();
+  thread_.join();
+}
+
+Result<RequestId> Engine::submit(Request request, DeltaSink sink) {
+  if (request.id == 0) request.id = next_id_.fetch_add(1, std::memory_order_relaxed);
+  if (request.arrival_us == 0) request.arrival_us = clock_.now_us();
+  VAYU_RETURN_IF_ERROR(scheduler_.admit_check(request));  // reads the configuration only
+  const RequestId id = request.id;
+  {
+    std::lock_guard lock(mutex_);
+    if (stopping_ || draining_) return make_error(ErrorKind::kUnavailable, "the server is shutting down");
+    if (open_requests_.load(std::memory_order_relaxed) >= config_.max_open_requests) {
+      return make_error(ErrorKind::kResourceExhausted, "{} requests are running or waiting already, the limit",
+                        config_.max_open_requests);
+    }
+    open_requests_.fetch_add(1, std::memory_order_relaxed);
+    submissions_.push_back({std::move(request), std::move(sink)});
+  }
+  inbox_ready_.notify_one();
+  return id;
+}
+
+void Engine::cancel(RequestId id, int32_t choice, FinishReason reason) {
+  {
+    std::lock_guard lock(mutex_);
+    cancellations_.push_back({id, choice, reason});
+  }
+  inbox_ready_.notify_one();
+}
+
+EngineStats Engine::stats() const {
+  std::lock_guard lock(mutex_);
+  EngineStats stats = stats_;
+  stats.step_running_since_us = busy_since_us_.load(std::memory_order_relaxed);
+  return stats;
+}
+
+void Engine::drain(int64_t deadline_us) {
+  {
+    std::lock_guard lock(mutex_);
+    draining_ = true;
+    drain_deadline_us_ = deadline_us;
+  }
+  inbox_ready_.notify_one();
+}
+
+void Engine::loop() {
+  auto patience = std::chrono::microseconds::max();  // how long to wait for news before the next plan
+  while (wait_for_work(patience)) {
+    take_inbox();
+    if (scheduler_.has_work() && busy_since_us_.load(std::memory_order_relaxed) == 0) busy_since_us_ = clock_.now_us();
+    const bool planned = scheduler_.plan(batch_);
+    if (planned) step();
+    dispatch();
+    const bool busy = scheduler_.has_work();
+    busy_since_us_ = busy ? clock_.now_us() : 0;
+    publish_stats();
+    // Work that cannot run yet (a request waiting for another's prompt, say) is looked at again soon.
+    patience = planned ? std::chrono::microseconds(0)
+                       : (busy ? std::chrono::microseconds(500) : std::chrono::microseconds::max());
+  }
+}
+
+// Waits while there is nothing to do. A stop first ends every open answer.
+bool Engine::wait_for_work(std::chrono::microseconds patience) {
+  std::unique_lock lock(mutex_);
+  const auto news = [&] { return stopping_ || !submissions_.empty() || !cancellations_.empty(); };
+  if (patience == std::chrono::microseconds::max()) {
+    inbox_ready_.wait(lock, news);
+  } else if (patience.count() > 0) {
+    inbox_ready_.wait_for(lock, patience, news);
+  }
+  const bool cancel_all = stopping_ || (draining_ && clock_.now_us() >= drain_deadline_us_);
+  if (cancel_all) {
+    for (const auto& [id, request] : open_) cancellations_.push_back({id, -1, FinishReason::kCancelled});
+    for (const Submission& s : submissions_) cancellations_.push_back({s.request.id, -1, FinishReason::kCancelled});
+  }
+  return !(stopping_ && open_.empty() && submissions_.empty());
+}
+
+void Engine::take_inbox() {
+  {
+    std::lock_guard lock(mutex_);
+    std::swap(submissions_, taken_submissions_);
+    std::swap(cancellations_, taken_cancellations_);
+  }
+  for (Submission& s : taken_submissions_) {
+    if (s.request.stall_ms > 0) {
+      if (busy_since_us_.load() == 0) busy_since_us_ = clock_.now_us();
+      std::this_thread::sleep_for(std::chrono::milliseconds(s.request.stall_ms));
+    }
+    open_.emplace(s.request.id, OpenRequest{std::move(s.sink), s.request.n});
+    const RequestId id = s.request.id;
+    const int32_t n = s.request.n;
+    if (Status added = scheduler_.add(std::move(s.request)); !added.ok()) {
+      OpenRequest& request = open_.at(id);
+      for (int32_t choice = 0; choice < n; ++choice) {
+        SequenceDelta delta{.request_id = id, .choice = choice};
+        delta.finish = FinishReason::kError;
+        delta.error = added.error();
+        delta.time_us = clock_.now_us();
+        request.sink(std::move(delta));
+      }
+      open_.erase(id);
+      open_requests_.fetch_sub(1, std::memory_order_relaxed);
+    }
+  }
+  for (const Cancellation& c : taken_cancellations_) scheduler_.cancel(c.id, c.choice, c.reason);
+  taken_submissions_.clear();
+  taken_cancellations_.clear();
+}
+
+void Engine::step() {
+  executor_->launch(batch_);
+  executor_->wait(output_);
+  scheduler_.commit(output_);
+}
+
+void Engine::dispatch() {
+  for (SequenceDelta& delta : scheduler_.take_deltas()) {
+    const auto found = open_.find(delta.request_id);
+    VAYU_CHECK(found != open_.end(), "delta of request {} after its end", delta.request_id);
+    const bool last = delta.finish.has_value() && --found->second.unfinished == 0;
+    found->second.sink(std::move(delta));
+    if (last) {
+      open_.erase(found);
+      open_requests_.fetch_sub(1, std::memory_order_relaxed);
+    }
+  }
+}
+
+void Engine::publish_stats() {
+  const EngineStats stats = scheduler_.stats();
+  std::lock_guard lock(mutex_);
+  stats_ = stats;
+}
+
+}  // namespace vayu

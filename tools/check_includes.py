@@ -1,0 +1,59 @@
+#!/usr/bin/env python3
+"""Holds every include to the order of the folders (docs/architecture.md): a folder may include itself and those before it.
+
+    tools/check_includes.py            checks the tree
+    tools/check_includes.py --headers  also compiles every header alone
+"""
+import pathlib
+import re
+import subprocess
+import sys
+
+ORDER = ["base", "telemetry", "core", "comm", "ops", "loader", "kv", "sparse", "model", "scheduler", "tokenizer", "quant",
+         "engine", "cluster", "server"]
+# Folders beside each other that do not know each other, although one stands later in the list.
+FORBIDDEN = {"scheduler": {"model", "ops", "loader"}, "tokenizer": {"model", "scheduler", "kv"}, "kv": {"ops", "loader"},
+             "loader": {"core", "ops"}, "server": {"model", "ops", "scheduler", "kv", "loader", "engine"}}
+HOST_ONLY = {"scheduler", "kv", "tokenizer", "server"}  # must run in the simulator: no GPU header
+
+root = pathlib.Path(__file__).resolve().parent.parent
+errors = []
+headers = []
+for path in sorted((root / "src").rglob("*")):
+    if path.suffix not in {".h", ".cc", ".cu", ".cuh"}:
+        continue
+    folder = path.relative_to(root / "src").parts[0]
+    if folder not in ORDER:
+        errors.append(f"{path.relative_to(root)}: folder '{folder}' is not in the list of tools/check_includes.py")
+        continue
+    if path.suffix == ".h":
+        headers.append(path)
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        match = re.match(r'\s*#\s*include\s*(["<])([^">]+)[">]', line)
+        if not match:
+            continue
+        place = f"{path.relative_to(root)}:{number}"
+        target = match[2].split("/")[0]
+        if match[1] == '"':
+            if target not in ORDER:
+                errors.append(f'{place}: include "{match[2]}" is not rooted at src/')
+            elif ORDER.index(target) > ORDER.index(folder):
+                errors.append(f"{place}: {folder}/ includes {target}/, which comes later")
+            elif target in FORBIDDEN.get(folder, ()) and not path.stem.endswith(("_test", "_fuzz", "_bench")):
+                errors.append(f"{place}: {folder}/ must not know {target}/")
+        elif folder in HOST_ONLY and target.startswith(("cuda", "cublas", "nccl", "nvtx")):
+            errors.append(f"{place}: {folder}/ includes a GPU header")
+
+if "--headers" in sys.argv[1:]:
+    for header in headers:
+        if "foreach_target" in header.read_text() or header.name.endswith("-inl.h"):
+            continue  # compiled once for each SIMD target by its .cc
+        result = subprocess.run(["g++", "-std=c++20", "-fsyntax-only", "-I", str(root / "src"), "-x", "c++", str(header)],
+                                capture_output=True, text=True)
+        if result.returncode:
+            errors.append(f"{header.relative_to(root)} does not compile alone:\n{result.stderr}")
+
+for error in errors:
+    print(error)
+print(f"{len(headers)} headers, {len(errors)} faults")
+sys.exit(1 if errors else 0)
