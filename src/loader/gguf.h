@@ -1,5 +1,5 @@
-// A memory-mapped GGUF file, versions 2 and 3: metadata and tensor table checked against the file's size before
-// anything is allocated. Immutable after open; thread-safe.
+// A GGUF file, versions 2 and 3: metadata and tensor table checked against the file's size before anything is
+// allocated. Metadata is held in memory; tensor data is read on demand or mapped. Immutable after open; thread-safe.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,8 @@ struct GgufTensor {
   std::string name;
   std::vector<int64_t> shape;  // outermost first: a (out, in) matrix is {out, in} (the file stores it reversed)
   DataFormat format = DataFormat::kF32;
-  const std::byte* data = nullptr;  // inside the mapping
+  int64_t offset = 0;               // of the first byte, from the start of the file
+  const std::byte* data = nullptr;  // inside the mapping; reading it faults if the file was cut meanwhile: see read()
   int64_t bytes = 0;
 };
 
@@ -35,6 +36,14 @@ class GgufFile {
   virtual std::span<const GgufTensor> tensors() const = 0;
   virtual const GgufTensor* find_tensor(std::string_view name) const = 0;  // null when absent
 
+  // Copies the tensor's bytes to dst (tensor.bytes long) by an ordinary read: a file that was cut since open is an error
+  // (kIo), never a signal. This is how weights are loaded; the mapping stays untouched.
+  virtual Status read(const GgufTensor& tensor, std::byte* dst) const = 0;
+  // kIo when the file's size or time of change differs from what open saw: ask once after the last read.
+  virtual Status check_unchanged() const = 0;
+
+  virtual std::vector<std::string_view> keys() const = 0;  // of all metadata, in order of name
+
   // Metadata. Missing keys and wrong types are errors that name the key; integers of any width are accepted where they
   // fit. The *_or forms return the fallback only when the key is absent.
   virtual bool has(std::string_view key) const = 0;
@@ -42,7 +51,7 @@ class GgufFile {
   virtual Result<int64_t> get_int(std::string_view key) const = 0;
   virtual Result<double> get_float(std::string_view key) const = 0;
   virtual Result<bool> get_bool(std::string_view key) const = 0;
-  virtual Result<std::vector<std::string_view>> get_strings(std::string_view key) const = 0;  // views into the mapping
+  virtual Result<std::vector<std::string_view>> get_strings(std::string_view key) const = 0;  // views into this object
   virtual Result<std::vector<int64_t>> get_ints(std::string_view key) const = 0;
   virtual Result<std::vector<float>> get_floats(std::string_view key) const = 0;
   Result<int64_t> get_int_or(std::string_view key, int64_t fallback) const;

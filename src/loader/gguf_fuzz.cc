@@ -1,0 +1,35 @@
+// libFuzzer target: any bytes as a GGUF file. Seeds: tests/fuzz/gguf (made by tests/fuzz/make_gguf_seeds.py).
+// Run: build-fuzz/src/loader/gguf_fuzz -max_len=4096 CORPUS tests/fuzz/gguf
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+
+#include "loader/gguf.h"
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  using vayu::loader::GgufFile;
+  const std::span<const std::byte> bytes(reinterpret_cast<const std::byte*>(data), size);
+  const auto file = GgufFile::parse(bytes, "fuzz");
+  if (!file.ok()) {
+    if (file.error().message.empty()) std::abort();
+    return 0;
+  }
+  for (const std::string_view key : (*file)->keys()) {
+    if (!(*file)->has(key)) std::abort();
+    (void)(*file)->get_string(key);
+    (void)(*file)->get_int(key);
+    (void)(*file)->get_float(key);
+    (void)(*file)->get_bool(key);
+    (void)(*file)->get_strings(key);
+    (void)(*file)->get_ints(key);
+    (void)(*file)->get_floats(key);
+  }
+  uint8_t sum = 0;
+  for (const auto& tensor : (*file)->tensors()) {
+    if ((*file)->find_tensor(tensor.name) != &tensor) std::abort();
+    for (int64_t i = 0; i < tensor.bytes; ++i) sum ^= static_cast<uint8_t>(tensor.data[i]);
+  }
+  volatile uint8_t sink = sum;
+  (void)sink;
+  return 0;
+}
