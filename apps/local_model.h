@@ -1,0 +1,53 @@
+// A model file made ready to answer in this process: tokenizer, chat template and a running engine.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "base/clock.h"
+#include "base/result.h"
+#include "core/engine_client.h"
+#include "scheduler/scheduler.h"
+#include "tokenizer/chat_template.h"
+#include "tokenizer/tokenizer.h"
+
+namespace CLI {
+class App;
+}
+
+namespace vayu {
+
+struct LocalModelOptions {
+  std::string served_model_name;        // empty: the file's name without ending
+  std::string chat_template_file;       // empty: the model's own
+  int threads = 0;                      // 0: the cores this process may use
+  std::string backend = "cpu";          // cpu or reference
+  std::string kv_cache_dtype = "auto";  // auto (f16), f16, bf16, f32
+  int32_t page_size = 16;               // tokens
+  int64_t max_model_len = 0;            // tokens; 0: what the model declares
+  int64_t max_total_tokens = 0;         // KV pool; 0: from max_num_seqs, context and a quarter of free memory
+  int32_t max_num_seqs = 32;
+  int32_t max_num_batched_tokens = 512;
+  int32_t chunked_prefill_size = 512;
+  int32_t max_queued_requests = 1024;
+  std::string scheduler_policy = "mixed";  // prefill-first, fixed-chunk, mixed
+  bool prefix_cache = true;
+  std::function<void(int done, int total)> progress;  // tensors packed; may be empty
+};
+
+// Adds the flags of LocalModelOptions to a subcommand.
+void add_model_flags(CLI::App& command, LocalModelOptions& options);
+
+struct LocalModel {
+  std::string name;
+  std::shared_ptr<const Tokenizer> tokenizer;
+  std::shared_ptr<const ChatTemplate> chat_template;  // null when the model brings none
+  std::shared_ptr<EngineClient> engine;               // last: destroyed first
+};
+
+// Loads MODEL (a .gguf file), runs one token through it, and starts the engine. `clock` must outlive the result.
+// Errors name the file and what is wrong with it, or the flag.
+Result<LocalModel> open_local_model(const std::string& path, const LocalModelOptions& options, const Clock& clock);
+
+}  // namespace vayu
