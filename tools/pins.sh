@@ -20,3 +20,6 @@ MODEL_SHA256=b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53
 
 # PyPI packages the tests drive the server with.
 TEST_PYTHON=(openai==3.57.0 pytest==9.2.0 selenium==4.41.0 jinja2==3.1.6 numpy==2.4.6)
+
+# The peer of bench/cpu_vs_llama_cpp.py, built from source with native flags (tools/build_llama_cpp.sh).
+PEER_LLAMA_CPP=llama-cpp-python==0.3.36

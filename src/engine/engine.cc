@@ -13,6 +13,7 @@ Engine::Engine(EngineConfig config, std::unique_ptr<Executor> executor, const Cl
            .max_context = limits.max_context,
            .max_request_pages = limits.num_pages,
            .page_size = limits.page_size};
+  scheduler_.reserve(batch_);
   publish_stats();
   thread_ = std::thread([this] { loop(); });
 }
@@ -80,7 +81,7 @@ void Engine::loop() {
     const bool busy = scheduler_.has_work();
     busy_since_us_ = busy ? clock_.now_us() : 0;
     publish_stats();
-    // Work that cannot run yet (a request waiting for another's prompt, say) is looked at again soon.
+    // The scheduler always finds a step while it has work; should it not, do not spin.
     patience = planned ? std::chrono::microseconds(0)
                        : (busy ? std::chrono::microseconds(500) : std::chrono::microseconds::max());
   }
@@ -142,7 +143,8 @@ void Engine::step() {
 }
 
 void Engine::dispatch() {
-  for (SequenceDelta& delta : scheduler_.take_deltas()) {
+  scheduler_.take_deltas(deltas_);
+  for (SequenceDelta& delta : deltas_) {
     const auto found = open_.find(delta.request_id);
     VAYU_CHECK(found != open_.end(), "delta of request {} after its end", delta.request_id);
     const bool last = delta.finish.has_value() && --found->second.unfinished == 0;

@@ -82,6 +82,7 @@ class Engine final : public EngineClient {
   Scheduler scheduler_;
   Batch batch_;
   StepOutput output_;
+  std::vector<SequenceDelta> deltas_;
   std::unordered_map<RequestId, OpenRequest> open_;
   std::vector<Submission> taken_submissions_;
   std::vector<Cancellation> taken_cancellations_;

@@ -1,0 +1,106 @@
+"""Shared by the benchmark scripts: servers, streaming requests, result files."""
+import json
+import os
+import pathlib
+import platform
+import re
+import shlex
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+MODEL = os.environ.get("VAYU_TEST_MODEL", str(ROOT / "models/SmolLM2-135M-Instruct.Q4_1.gguf"))
+VAYU = os.environ.get("VAYU_BIN", str(ROOT / "build/apps/vayu"))
+
+
+class Server:
+    """A server process on a loopback port, stopped at the end of the with block."""
+
+    def __init__(self, command, port, ready):
+        self.url = f"http://127.0.0.1:{port}"
+        self.started = time.perf_counter()
+        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        while True:
+            try:
+                if urllib.request.urlopen(self.url + ready, timeout=2).status == 200:
+                    break
+            except OSError:
+                pass
+            if self.process.poll() is not None or time.perf_counter() - self.started > 60:
+                raise RuntimeError(f"did not start: {shlex.join(command)}")
+            time.sleep(0.01)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.process.terminate()
+        self.process.wait(20)
+
+    def memory_mb(self, key="VmRSS"):
+        for line in open(f"/proc/{self.process.pid}/status"):
+            if line.startswith(key + ":"):
+                return int(line.split()[1]) / 1024
+        raise KeyError(key)
+
+
+def vayu_server(port, *flags):
+    return Server([VAYU, "serve", MODEL, "--port", str(port), "--threads", "2", *flags], port, "/ready")
+
+
+def stream(url, prompt_ids, max_tokens, extra=None):
+    """One streamed completion over token ids. Returns seconds to each token event, from sending the request."""
+    body = {"prompt": prompt_ids, "max_tokens": max_tokens, "temperature": 0, "stream": True, "ignore_eos": True, **(extra or {})}
+    request = urllib.request.Request(url + "/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"})
+    start = time.perf_counter()
+    times = []
+    with urllib.request.urlopen(request, timeout=300) as response:
+        for line in response:
+            if not line.startswith(b"data: ") or line.startswith(b"data: [DONE]"):
+                continue
+            choices = json.loads(line[6:]).get("choices") or []
+            if choices and (choices[0].get("text") or choices[0].get("finish_reason") is None):
+                times.append(time.perf_counter() - start)
+    return times
+
+
+def parallel(jobs):
+    """Runs the jobs in threads of their own and returns (results, seconds for all)."""
+    results = [None] * len(jobs)
+
+    def run(i):
+        results[i] = jobs[i]()
+
+    threads = [threading.Thread(target=run, args=(i,)) for i in range(len(jobs))]
+    start = time.perf_counter()
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    return results, time.perf_counter() - start
+
+
+def median(values):
+    values = sorted(values)
+    return values[len(values) // 2] if len(values) % 2 else (values[len(values) // 2 - 1] + values[len(values) // 2]) / 2
+
+
+def hardware():
+    cpu = next((l.split(":")[1].strip() for l in open("/proc/cpuinfo") if l.startswith("model name")), platform.processor())
+    flags = next((l for l in open("/proc/cpuinfo") if l.startswith("flags")), "")
+    simd = [f for f in ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8") if re.search(rf"\b{f}\b", flags)]
+    return f"{cpu}, {os.cpu_count()} cores, {' '.join(simd)}"
+
+
+def write_result(name, metrics, notes):
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout.strip()
+    command = shlex.join([os.path.relpath(sys.argv[0], ROOT), *[a for a in sys.argv[1:] if not a.startswith("/")]])
+    result = {"name": name, "commit": commit, "hardware": hardware(), "command": command,
+              "metrics": {k: round(v, 4) for k, v in metrics.items()}, "notes": notes}
+    path = ROOT / "bench/results" / f"{name}.json"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(result, indent=2) + "\n")
+    print(json.dumps(result, indent=2))

@@ -1,0 +1,174 @@
+// The engine thread over a small executor whose "model" counts: the next token is the last one plus one.
+#include "engine/engine.h"
+
+#include <gtest/gtest.h>
+
+#include <future>
+
+namespace vayu {
+namespace {
+
+class CountingExecutor : public Executor {
+ public:
+  CountingExecutor() {
+    limits_ = {.vocab_size = 1000, .page_size = 4, .num_pages = 64, .max_step_tokens = 64, .max_rows = 16, .max_context = 128};
+  }
+  const ExecutorLimits& limits() const override { return limits_; }
+  void launch(const Batch& batch) override { batch_ = &batch; }
+  void wait(StepOutput& output) override {
+    output.results.resize(batch_->samples.size());
+    for (size_t i = 0; i < batch_->samples.size(); ++i) {
+      const TokenId last = batch_->token_ids[batch_->logit_rows[i]];
+      output.results[i].token = (last + 1) % limits_.vocab_size;
+      output.results[i].finite = !batch_->samples[i].poison;
+    }
+  }
+
+ private:
+  ExecutorLimits limits_;
+  const Batch* batch_ = nullptr;
+};
+
+struct Answer {
+  std::vector<TokenId> tokens;
+  FinishReason finish = FinishReason::kError;
+  int endings = 0;
+  std::promise<void> done;
+};
+
+DeltaSink sink_of(std::shared_ptr<Answer> answer) {
+  return [answer](SequenceDelta&& delta) {
+    for (const OutputToken& t : delta.tokens) answer->tokens.push_back(t.token);
+    if (!delta.finish) return;
+    answer->finish = *delta.finish;
+    if (++answer->endings == 1) answer->done.set_value();
+  };
+}
+
+Request count_from(TokenId first, int32_t max_tokens) {
+  Request request;
+  request.prompt = {first - 1, first};
+  request.sampling.max_tokens = max_tokens;
+  request.sampling.temperature = 0;
+  return request;
+}
+
+std::unique_ptr<Engine> make_engine(const Clock& clock, int32_t max_open = 64) {
+  EngineConfig config{.model_name = "counting", .max_open_requests = max_open};
+  config.scheduler.end_ids = {999};
+  config.scheduler.max_num_batched_tokens = 64;
+  return std::make_unique<Engine>(std::move(config), std::make_unique<CountingExecutor>(), clock);
+}
+
+void wait_done(Answer& answer) {
+  ASSERT_EQ(answer.done.get_future().wait_for(std::chrono::seconds(20)), std::future_status::ready);
+}
+
+TEST(Engine, AnswersManyRequestsAtOnce) {
+  SteadyClock clock;
+  auto engine = make_engine(clock);
+  std::vector<std::shared_ptr<Answer>> answers;
+  for (int i = 0; i < 40; ++i) {
+    answers.push_back(std::make_shared<Answer>());
+    ASSERT_TRUE(engine->submit(count_from(10 * i + 1, 8), sink_of(answers.back())).ok());
+  }
+  for (int i = 0; i < 40; ++i) {
+    wait_done(*answers[i]);
+    ASSERT_EQ(answers[i]->tokens.size(), 8u);
+    for (int k = 0; k < 8; ++k) EXPECT_EQ(answers[i]->tokens[k], 10 * i + 2 + k);
+    EXPECT_EQ(answers[i]->finish, FinishReason::kLength);
+  }
+}
+
+TEST(Engine, EndIdStopsAndIsReported) {
+  SteadyClock clock;
+  auto engine = make_engine(clock);
+  auto answer = std::make_shared<Answer>();
+  ASSERT_TRUE(engine->submit(count_from(996, 50), sink_of(answer)).ok());
+  wait_done(*answer);
+  EXPECT_EQ(answer->finish, FinishReason::kStop);
+  EXPECT_EQ(answer->tokens, (std::vector<TokenId>{997, 998, 999}));
+}
+
+TEST(Engine, CancelEndsOnceAndReturnsPages) {
+  SteadyClock clock;
+  auto engine = make_engine(clock);
+  auto answer = std::make_shared<Answer>();
+  const auto id = engine->submit(count_from(1, 100), sink_of(answer));
+  ASSERT_TRUE(id.ok());
+  engine->cancel(*id, -1, FinishReason::kCancelled);
+  engine->cancel(*id, -1, FinishReason::kCancelled);
+  wait_done(*answer);
+  engine->cancel(*id, -1, FinishReason::kCancelled);
+  auto next = std::make_shared<Answer>();
+  ASSERT_TRUE(engine->submit(count_from(500, 4), sink_of(next)).ok());
+  wait_done(*next);
+  EXPECT_EQ(answer->endings, 1);
+  for (int i = 0; i < 200 && engine->stats().running > 0; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  const EngineStats stats = engine->stats();
+  EXPECT_EQ(stats.running, 0);
+  EXPECT_EQ(stats.waiting, 0);
+  EXPECT_EQ(stats.free_pages + stats.cached_pages, stats.total_pages);
+}
+
+TEST(Engine, PoisonedRowFailsAloneWithReason) {
+  SteadyClock clock;
+  auto engine = make_engine(clock);
+  auto bad = std::make_shared<Answer>(), good = std::make_shared<Answer>();
+  Request poisoned = count_from(1, 10);
+  poisoned.fail_at_token = 3;
+  ASSERT_TRUE(engine->submit(std::move(poisoned), sink_of(bad)).ok());
+  ASSERT_TRUE(engine->submit(count_from(100, 10), sink_of(good)).ok());
+  wait_done(*bad);
+  wait_done(*good);
+  EXPECT_EQ(bad->finish, FinishReason::kError);
+  EXPECT_EQ(bad->tokens.size(), 3u);
+  EXPECT_EQ(good->tokens.size(), 10u);
+}
+
+TEST(Engine, RefusesWhatCannotFitAndWhatIsTooMuch) {
+  SteadyClock clock;
+  auto engine = make_engine(clock, 1);
+  Request huge = count_from(1, 1);
+  huge.prompt.assign(1000, 5);
+  const auto refused = engine->submit(std::move(huge), [](SequenceDelta&&) { FAIL(); });
+  ASSERT_FALSE(refused.ok());
+  EXPECT_EQ(refused.error().kind, ErrorKind::kInvalidArgument);
+
+  Request stalled = count_from(1, 2);
+  stalled.stall_ms = 200;
+  auto first = std::make_shared<Answer>();
+  ASSERT_TRUE(engine->submit(std::move(stalled), sink_of(first)).ok());
+  const auto full = engine->submit(count_from(1, 2), [](SequenceDelta&&) { FAIL(); });
+  ASSERT_FALSE(full.ok());
+  EXPECT_EQ(full.error().kind, ErrorKind::kResourceExhausted);
+  wait_done(*first);
+}
+
+TEST(Engine, DrainRefusesNewAndCancelsLate) {
+  SteadyClock clock;
+  auto engine = make_engine(clock);
+  auto answer = std::make_shared<Answer>();
+  ASSERT_TRUE(engine->submit(count_from(1, 5), sink_of(answer)).ok());
+  engine->drain(clock.now_us() + 10'000'000);
+  const auto refused = engine->submit(count_from(1, 5), [](SequenceDelta&&) { FAIL(); });
+  ASSERT_FALSE(refused.ok());
+  EXPECT_EQ(refused.error().kind, ErrorKind::kUnavailable);
+  wait_done(*answer);
+  EXPECT_EQ(answer->finish, FinishReason::kLength);
+}
+
+TEST(Engine, DestructionEndsOpenAnswers) {
+  SteadyClock clock;
+  auto answer = std::make_shared<Answer>();
+  {
+    auto engine = make_engine(clock);
+    Request request = count_from(1, 100);
+    request.stall_ms = 20;
+    ASSERT_TRUE(engine->submit(std::move(request), sink_of(answer)).ok());
+  }
+  EXPECT_EQ(answer->endings, 1);
+}
+
+}  // namespace
+}  // namespace vayu
