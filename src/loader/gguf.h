@@ -63,4 +63,7 @@ class GgufFile {
   virtual void release(const GgufTensor& tensor) const = 0;
 };
 
+// Text from a file made fit for a message: at most 80 bytes, control and non-ASCII bytes as \xNN.
+std::string printable(std::string_view text);
+
 }  // namespace vayu::loader

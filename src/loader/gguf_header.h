@@ -60,7 +60,4 @@ Result<GgufHeader> parse_gguf_header(HeaderSource& source, const std::string& na
 // The string at p (u64 length, bytes), which the parser has checked.
 std::string_view string_at(const std::byte* p);
 
-// Text from a file made fit for a message: at most 80 bytes, control and non-ASCII bytes as \xNN.
-std::string printable(std::string_view text);
-
 }  // namespace vayu::loader
