@@ -19,8 +19,8 @@ class GgufFile;
 namespace vayu {
 
 struct EncodeOptions {
-  bool parse_special = false;   // whole special tokens in the text become their ids
-  bool add_special = true;      // put BOS (and EOS) where the model's own settings say so
+  bool parse_special = false;  // whole special tokens in the text become their ids
+  bool add_special = true;     // put BOS (and EOS) where the model's own settings say so
   // With parse_special: one byte for each byte of text; a special token is recognised only where all its bytes are 1.
   // Empty: everywhere. Text around special tokens is tokenised the same either way.
   std::span<const uint8_t> trusted;
@@ -31,10 +31,12 @@ class Tokenizer {
   virtual ~Tokenizer() = default;
   virtual int32_t vocab_size() const = 0;
   virtual std::vector<TokenId> encode(std::string_view text, const EncodeOptions& options) const = 0;
-  // Bytes of one token as they stand in the output text: a byte-level or byte-fallback token may be part of a character.
-  // Special tokens give their name. Ids out of range give nothing.
+  // Bytes of one token as they stand in the output text: a byte-level or byte-fallback token may be part of a
+  // character. Special tokens give their name. Ids out of range give nothing.
   virtual std::string_view token_bytes(TokenId id) const = 0;
-  virtual bool is_special(TokenId id) const = 0;  // control and user-defined markers, left out of visible text
+  // Control markers and the unknown token: left out of visible text. User-defined tokens (a tool-call tag, a run of
+  // newlines) are text that callers parse or show, so they are not special.
+  virtual bool is_special(TokenId id) const = 0;
   virtual std::optional<TokenId> find(std::string_view token) const = 0;  // id of a whole special or plain token
   virtual std::optional<TokenId> bos_id() const = 0;
   virtual std::span<const TokenId> end_ids() const = 0;  // every id the model file declares as an end (F06), sorted
@@ -62,7 +64,7 @@ class StreamDecoder {
   std::string pending_;  // bytes of an unfinished character
 };
 
-// From a GGUF file's tokenizer.ggml.* keys. Errors name the key.
+// From a GGUF file's tokenizer.ggml.* keys (tokenizer_spec.h says what each does). Errors name the key.
 Result<std::shared_ptr<const Tokenizer>> load_tokenizer(const loader::GgufFile& file);
 
 }  // namespace vayu

@@ -1,0 +1,174 @@
+#include "tokenizer/vocabulary.h"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <functional>
+#include <unordered_map>
+
+namespace vayu {
+namespace {
+
+// Ends of a turn or of a text in the chat formats of published models. Files often declare only one of theirs, and a
+// model that answers with another would never stop.
+constexpr std::string_view kWellKnownEnds[] = {
+    "</s>",
+    "<eos>",
+    "[EOS]",
+    "<|endoftext|>",
+    "<|end_of_text|>",
+    "<|im_end|>",
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<|end|>",
+    "<end_of_turn>",
+    "<|return|>",
+    "<|call|>",
+    "<|EOT|>",
+    "<|end_of_turn|>",
+    "<|eot|>",
+    "<EOT>",
+    "<|user_end|>",
+    "[|endofturn|]",
+    "<turn|>",
+    "<|END_OF_TURN_TOKEN|>",
+    "<｜end▁of▁sentence｜>",
+};
+
+constexpr std::string_view kTokensKey = "tokenizer.ggml.tokens";
+constexpr std::string_view kTypesKey = "tokenizer.ggml.token_type";
+
+bool is_whitespace_run(std::string_view text) {
+  return !text.empty() && text.find_first_not_of(" \t\n\r\v\f") == std::string_view::npos;
+}
+
+Result<std::optional<TokenId>> checked_id(std::string_view key, std::optional<int64_t> id, int32_t vocab_size) {
+  if (!id) return std::optional<TokenId>();
+  if (*id < 0 || *id >= vocab_size) {
+    return make_error(ErrorKind::kCorrupt, "{}: {} is outside the vocabulary of {} tokens", key, *id, vocab_size);
+  }
+  return std::optional<TokenId>(static_cast<TokenId>(*id));
+}
+
+Status check_unique(const std::vector<std::string>& tokens) {
+  std::unordered_map<std::string_view, size_t> seen;
+  seen.reserve(tokens.size());
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    const auto [it, is_new] = seen.emplace(tokens[i], i);
+    if (!is_new) {
+      return make_error(ErrorKind::kCorrupt, "{}: tokens {} and {} are both '{}'", kTokensKey, it->second, i,
+                        tokens[i]);
+    }
+  }
+  return {};
+}
+
+}  // namespace
+
+Result<Vocabulary> Vocabulary::make(const TokenizerSpec& spec, ToBytes to_bytes) {
+  Vocabulary vocab;
+  VAYU_RETURN_IF_ERROR(vocab.read_tokens(spec, to_bytes));
+  VAYU_RETURN_IF_ERROR(vocab.read_ids(spec));
+  for (TokenId id = 0; id < vocab.size(); ++id) {
+    const TokenType type = vocab.type(id);
+    if (type == TokenType::kControl || type == TokenType::kUnknown || type == TokenType::kUserDefined) {
+      const bool always = type == TokenType::kUserDefined && is_whitespace_run(vocab.bytes(id));
+      vocab.markers_.add(vocab.bytes(id), id, always);
+    }
+  }
+  vocab.index_plain();
+  return vocab;
+}
+
+Status Vocabulary::read_tokens(const TokenizerSpec& spec, ToBytes to_bytes) {
+  const size_t n = spec.tokens.size();
+  if (n == 0) return make_error(ErrorKind::kCorrupt, "{}: empty", kTokensKey);
+  if (n > size_t{1} << 24) return make_error(ErrorKind::kUnsupported, "{}: {} tokens, limit 2^24", kTokensKey, n);
+  if (!spec.token_types.empty() && spec.token_types.size() != n) {
+    return make_error(ErrorKind::kCorrupt, "{}: {} entries for {} tokens", kTypesKey, spec.token_types.size(), n);
+  }
+  VAYU_RETURN_IF_ERROR(check_unique(spec.tokens));
+  types_.assign(n, TokenType::kNormal);
+  offsets_.reserve(n + 1);
+  offsets_.push_back(0);
+  for (size_t i = 0; i < n; ++i) {
+    const std::string& token = spec.tokens[i];
+    if (token.size() > kMaxTokenBytes) {
+      return make_error(ErrorKind::kUnsupported, "{}: token {} has {} bytes, limit {}", kTokensKey, i, token.size(),
+                        kMaxTokenBytes);
+    }
+    if (!spec.token_types.empty()) {
+      const int64_t type = spec.token_types[i];
+      if (type < 0 || type > static_cast<int64_t>(TokenType::kByte)) {
+        return make_error(ErrorKind::kCorrupt, "{}: token {} has unknown type {}", kTypesKey, i, type);
+      }
+      types_[i] = type == 0 ? TokenType::kNormal : static_cast<TokenType>(type);
+    }
+    const bool raw = types_[i] == TokenType::kControl || types_[i] == TokenType::kUnknown;
+    arena_ += raw ? token : to_bytes(token, types_[i]);
+    offsets_.push_back(arena_.size());
+  }
+  return {};
+}
+
+Status Vocabulary::read_ids(const TokenizerSpec& spec) {
+  VAYU_ASSIGN_OR_RETURN(bos_id, checked_id("tokenizer.ggml.bos_token_id", spec.bos_id, size()));
+  VAYU_ASSIGN_OR_RETURN(eos_id, checked_id("tokenizer.ggml.eos_token_id", spec.eos_id, size()));
+  VAYU_ASSIGN_OR_RETURN(unknown_id, checked_id("tokenizer.ggml.unknown_token_id", spec.unknown_id, size()));
+  VAYU_ASSIGN_OR_RETURN(const auto eot_id, checked_id("tokenizer.ggml.eot_token_id", spec.eot_id, size()));
+  VAYU_ASSIGN_OR_RETURN(const auto eom_id, checked_id("tokenizer.ggml.eom_token_id", spec.eom_id, size()));
+  for (const auto& id : {eos_id, eot_id, eom_id}) {
+    if (id) end_ids.push_back(*id);
+  }
+  if (spec.token_types.empty()) {  // files from before token types: only the ids tell what a marker is
+    for (const auto& id : {bos_id, eos_id, eot_id, eom_id}) {
+      if (id) types_[*id] = TokenType::kControl;
+    }
+  }
+  bool has_return = false;
+  for (TokenId id = 0; id < size(); ++id) {
+    if (type(id) != TokenType::kControl) continue;
+    if (std::ranges::find(kWellKnownEnds, bytes(id)) != std::end(kWellKnownEnds)) end_ids.push_back(id);
+    has_return = has_return || bytes(id) == "<|return|>";
+  }
+  // In formats with <|return|>, <|end|> closes a message inside an answer, not the answer.
+  if (has_return) {
+    std::erase_if(end_ids, [&](TokenId id) { return bytes(id) == "<|end|>" && id != eos_id && id != eot_id; });
+  }
+  std::ranges::sort(end_ids);
+  end_ids.erase(std::unique(end_ids.begin(), end_ids.end()), end_ids.end());
+  return {};
+}
+
+void Vocabulary::index_plain() {
+  index_.assign(std::bit_ceil(2 * types_.size()), kNoToken);
+  const size_t mask = index_.size() - 1;
+  for (TokenId id = 0; id < size(); ++id) {
+    if (!is_plain(id) || bytes(id).empty()) continue;
+    size_t i = std::hash<std::string_view>()(bytes(id)) & mask;
+    while (index_[i] != kNoToken && bytes(index_[i]) != bytes(id)) i = (i + 1) & mask;
+    if (index_[i] == kNoToken) index_[i] = id;  // two spellings of the same bytes: the lower id
+  }
+}
+
+TokenId Vocabulary::find_plain(std::string_view key) const {
+  const size_t mask = index_.size() - 1;
+  size_t i = std::hash<std::string_view>()(key) & mask;
+  while (index_[i] != kNoToken && bytes(index_[i]) != key) i = (i + 1) & mask;
+  return index_[i];
+}
+
+std::string_view Vocabulary::bytes(TokenId id) const {
+  if (!contains(id)) return {};
+  return std::string_view(arena_).substr(offsets_[id], offsets_[id + 1] - offsets_[id]);
+}
+
+bool Vocabulary::is_special(TokenId id) const {
+  return contains(id) && (types_[id] == TokenType::kControl || types_[id] == TokenType::kUnknown);
+}
+
+bool Vocabulary::is_plain(TokenId id) const {
+  return types_[id] == TokenType::kNormal || types_[id] == TokenType::kUserDefined;
+}
+
+}  // namespace vayu
