@@ -26,7 +26,7 @@ Status check_part(const MatrixView& part, const MatrixView& first) {
 Result<std::unique_ptr<Matrix>> pack_matrix(const OpContext& ctx, std::span<const MatrixView> parts) {
   VAYU_CHECK(!parts.empty(), "a matrix of no parts");
   for (const MatrixView& part : parts) VAYU_RETURN_IF_ERROR(check_part(part, parts.front()));
-  return pack_matrix_ref(parts);
+  return ctx.backend == Backend::kReference ? pack_matrix_ref(parts) : pack_matrix_cpu(*ctx.pool, parts);
 }
 
 }  // namespace vayu::ops

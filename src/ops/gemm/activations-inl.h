@@ -1,0 +1,97 @@
+// Activations in the layout dot-inl.h reads: tokens in groups of at most kMaxGroup, each group interleaved.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "hwy/highway.h"
+#include "ops/gemm/dot-inl.h"
+
+#if defined(VAYU_OPS_GEMM_ACTIVATIONS_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef VAYU_OPS_GEMM_ACTIVATIONS_INL_H_
+#undef VAYU_OPS_GEMM_ACTIVATIONS_INL_H_
+#else
+#define VAYU_OPS_GEMM_ACTIVATIONS_INL_H_
+#endif
+
+#include "ops/gemm/before_namespace-inl.h"
+namespace vayu::ops::HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+// Tokens cut in groups of nearly equal size.
+struct TokenGroups {
+  int64_t num_tokens = 0;
+  int64_t num_groups = 0;
+
+  explicit TokenGroups(int64_t tokens) : num_tokens(tokens), num_groups((tokens + kMaxGroup - 1) / kMaxGroup) {}
+  int64_t first(int64_t group) const {
+    return group * (num_tokens / num_groups) + std::min(group, num_tokens % num_groups);
+  }
+  int size(int64_t group) const { return static_cast<int>(first(group + 1) - first(group)); }
+};
+
+// 32 floats to integers in [-127, 127] and their scale, as Q8_0 rounds them. A block with a NaN or an infinity gets a
+// NaN scale, so that every output of the row is NaN and whoever looks at the logits sees it.
+struct QuantisedBlock {
+  alignas(64) int8_t q[32];
+  float scale;
+  float sums[2];  // scale times the sum of each half
+};
+
+HWY_INLINE void quantise_block(const float* HWY_RESTRICT x, QuantisedBlock& out) {
+  const FloatTag d;
+  const IntTag di;
+  const hn::Rebind<int8_t, FloatTag> d8;
+  constexpr uint32_t kInfinityBits = 0x7f800000;
+  auto peaks = hn::Zero(di);  // as bit patterns: a NaN is larger than infinity is larger than any number
+  for (size_t i = 0; i < 32; i += hn::Lanes(d)) {
+    peaks = hn::Max(peaks, hn::BitCast(di, hn::Abs(hn::LoadU(d, x + i))));
+  }
+  const auto peak_bits = static_cast<uint32_t>(hn::GetLane(hn::MaxOfLanes(di, peaks)));
+  float peak;
+  std::memcpy(&peak, &peak_bits, sizeof(peak));
+  const bool finite = peak_bits < kInfinityBits;
+  const bool zero = !finite || peak < 0x1p-100f;  // the inverse scale of a smaller peak would overflow
+  out.scale = !finite ? std::numeric_limits<float>::quiet_NaN() : zero ? 0.0f : peak / 127.0f;
+  if (zero) {
+    std::memset(out.q, 0, sizeof(out.q));
+    out.sums[0] = out.sums[1] = finite ? 0.0f : out.scale;
+    return;
+  }
+  const auto inverse = hn::Set(d, 127.0f / peak);
+  for (size_t half = 0; half < 2; ++half) {
+    auto sum = hn::Zero(di);
+    for (size_t i = 16 * half; i < 16 * half + 16; i += hn::Lanes(d)) {
+      const auto q = hn::NearestInt(hn::Mul(hn::LoadU(d, x + i), inverse));
+      sum = hn::Add(sum, q);
+      hn::StoreU(hn::DemoteTo(d8, q), d8, out.q + i);
+    }
+    out.sums[half] = out.scale * static_cast<float>(hn::GetLane(hn::SumOfLanes(di, sum)));
+  }
+}
+
+// x: (tokens, cols), cols a multiple of 32; out: the group, act_block_bytes(groups) * tokens for every 32 inputs.
+HWY_INLINE void quantise_group(const float* HWY_RESTRICT x, int64_t cols, int tokens, int groups, uint8_t* HWY_RESTRICT out) {
+  QuantisedBlock block;
+  for (int64_t first = 0; first < cols; first += 32, out += tokens * act_block_bytes(groups)) {
+    float* scales = reinterpret_cast<float*>(out + 32 * tokens);
+    for (int t = 0; t < tokens; ++t) {
+      quantise_block(x + t * cols + first, block);
+      for (int step = 0; step < 8; ++step) std::memcpy(out + 4 * (step * tokens + t), block.q + 4 * step, 4);
+      scales[t] = block.scale;
+      scales[tokens + t] = groups == 1 ? block.sums[0] + block.sums[1] : block.sums[0];
+      if (groups == 2) scales[2 * tokens + t] = block.sums[1];
+    }
+  }
+}
+
+// x: (tokens, cols) to (cols, tokens)
+HWY_INLINE void interleave_group(const float* HWY_RESTRICT x, int64_t cols, int tokens, float* HWY_RESTRICT out) {
+  for (int t = 0; t < tokens; ++t) {
+    for (int64_t col = 0; col < cols; ++col) out[col * tokens + t] = x[t * cols + col];
+  }
+}
+
+}  // namespace vayu::ops::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+#endif
