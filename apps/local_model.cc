@@ -1,0 +1,188 @@
+#include "apps/local_model.h"
+
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <future>
+#include <sstream>
+
+#include "base/log.h"
+#include "engine/engine.h"
+#include "engine/model_executor.h"
+#include "model/registry.h"
+
+namespace vayu {
+namespace {
+
+constexpr double kMiB = 1 << 20;
+
+Result<ops::KvFormat> parse_kv_format(const std::string& name) {
+  if (name == "auto" || name == "f16" || name == "fp16") return ops::KvFormat::kF16;
+  if (name == "bf16" || name == "bfloat16") return ops::KvFormat::kBF16;
+  if (name == "f32" || name == "fp32") return ops::KvFormat::kF32;
+  return field_error("--kv-cache-dtype", "--kv-cache-dtype {}: expected auto, f16, bf16 or f32", name);
+}
+
+Result<SchedulerPolicy> parse_policy(const std::string& name) {
+  if (name == "mixed") return SchedulerPolicy::kMixed;
+  if (name == "fixed-chunk") return SchedulerPolicy::kFixedChunk;
+  if (name == "prefill-first") return SchedulerPolicy::kPrefillFirst;
+  return field_error("--scheduler-policy", "--scheduler-policy {}: expected mixed, fixed-chunk or prefill-first", name);
+}
+
+// What the kernel says could be used without swapping.
+int64_t available_memory_bytes() {
+  std::ifstream meminfo("/proc/meminfo");
+  std::string key;
+  int64_t kib = 0;
+  for (std::string line; std::getline(meminfo, line);) {
+    std::istringstream words(line);
+    if (words >> key >> kib && key == "MemAvailable:") return kib * 1024;
+  }
+  return int64_t{sysconf(_SC_AVPHYS_PAGES)} * sysconf(_SC_PAGESIZE);
+}
+
+// Tokens the KV pool holds when no flag says so: full contexts for every sequence, in at most an eighth of what memory
+// is free. The pool is reserved, not touched: it takes real memory only as conversations fill it.
+int64_t default_pool_tokens(const LocalModelOptions& options, int64_t context, int64_t bytes_per_token) {
+  const int64_t wanted = options.max_num_seqs * context;
+  const int64_t affordable = available_memory_bytes() / 8 / bytes_per_token;
+  return std::max(std::min(wanted, affordable), std::min<int64_t>(context, 2048));
+}
+
+Result<std::string> read_text_file(const std::string& path) {
+  std::ifstream in(path, std::ios::binary);
+  std::ostringstream text;
+  if (!in || !(text << in.rdbuf())) return make_error(ErrorKind::kIo, "{}: cannot be read", path);
+  return text.str();
+}
+
+Result<std::shared_ptr<const ChatTemplate>> load_chat_template(const loader::GgufFile& file,
+                                                               const LocalModelOptions& options) {
+  std::string source;
+  if (!options.chat_template_file.empty()) {
+    VAYU_ASSIGN_OR_RETURN(source, read_text_file(options.chat_template_file));
+  } else if (file.has("tokenizer.chat_template")) {
+    VAYU_ASSIGN_OR_RETURN(source, file.get_string("tokenizer.chat_template"));
+  } else {
+    return std::shared_ptr<const ChatTemplate>();
+  }
+  return ChatTemplate::parse(std::move(source));
+}
+
+Result<ModelExecutorOptions> executor_options(const loader::GgufFile& file, const LocalModelOptions& options) {
+  ModelExecutorOptions out;
+  VAYU_ASSIGN_OR_RETURN(const model::Recipe recipe, model::recipe_of(file));
+  VAYU_ASSIGN_OR_RETURN(out.model.kv_format, parse_kv_format(options.kv_cache_dtype));
+  if (options.backend != "cpu" && options.backend != "reference") {
+    return field_error("--backend", "--backend {}: expected cpu or reference", options.backend);
+  }
+  out.num_threads = options.threads;
+  out.model.ops.backend = options.backend == "cpu" ? ops::Backend::kCpu : ops::Backend::kReference;
+  out.model.page_size = options.page_size;
+  out.model.max_context = options.max_model_len > 0 ? static_cast<int32_t>(options.max_model_len) : recipe.config.max_context;
+  const int64_t page_bytes = model::kv_bytes_per_page(recipe.config, out.model.kv_format, options.page_size);
+  const int64_t pool_tokens =
+      options.max_total_tokens > 0
+          ? options.max_total_tokens
+          : default_pool_tokens(options, out.model.max_context, std::max<int64_t>(1, page_bytes / options.page_size));
+  out.model.num_pages = static_cast<int32_t>(std::max<int64_t>(1, pool_tokens / options.page_size));
+  out.model.max_rows = options.max_num_seqs;
+  out.model.max_step_tokens = std::max(options.max_num_batched_tokens, options.max_num_seqs);
+  out.model.max_logits = std::max(64, options.max_num_seqs);
+  if (options.progress) {
+    out.model.progress = [progress = options.progress](int64_t done, int64_t total) {
+      progress(static_cast<int>(done), static_cast<int>(total));
+    };
+  }
+  return out;
+}
+
+void log_memory_plan(const ModelExecutor& executor) {
+  const model::ModelMemory& memory = executor.model().memory();
+  const ExecutorLimits& limits = executor.limits();
+  spdlog::info("memory: weights {:.0f} MiB, KV pool {:.0f} MiB for {} tokens in {} pages, workspace {:.0f} MiB (pool and "
+               "workspace are reserved, and resident only where used)",
+               memory.weight_bytes / kMiB, memory.kv_bytes / kMiB, int64_t{limits.num_pages} * limits.page_size,
+               limits.num_pages, (memory.workspace_bytes + executor.logits_bytes()) / kMiB);
+}
+
+// One token through the whole path, so that the first user finds everything touched.
+Status warm_up(EngineClient& engine, const Tokenizer& tokenizer) {
+  Request request;
+  request.prompt = tokenizer.encode("Hello", {});
+  if (request.prompt.empty()) request.prompt = {0};
+  request.sampling.max_tokens = 1;
+  request.sampling.temperature = 0;
+  request.sampling.ignore_eos = true;
+  request.cache_namespace = "warm-up";
+  std::promise<Status> ended;
+  auto submitted = engine.submit(std::move(request), [&](SequenceDelta&& delta) {
+    if (delta.finish) ended.set_value(delta.error ? Status(*delta.error) : Status());
+  });
+  VAYU_RETURN_IF_ERROR(std::move(submitted));
+  return ended.get_future().get();
+}
+
+}  // namespace
+
+void add_model_flags(CLI::App& command, LocalModelOptions& o) {
+  command.add_option("--served-model-name", o.served_model_name, "Name in the API (default: the file's name)");
+  command.add_option("--chat-template", o.chat_template_file, "Jinja file instead of the model's own template");
+  command.add_option("--threads", o.threads, "CPU threads for a step (default: the cores this process may use)")
+      ->check(CLI::Range(0, 1024));
+  command.add_option("--backend", o.backend, "cpu, or reference: the slow plain definition, for comparison");
+  command.add_option("--kv-cache-dtype", o.kv_cache_dtype, "auto (f16), f16, bf16 or f32");
+  command.add_option("--page-size,--block-size", o.page_size, "Tokens a KV page")->check(CLI::Range(1, 1024));
+  command.add_option("--max-model-len,--context-length", o.max_model_len,
+                     "Longest prompt and answer together, in tokens (default: what the model declares)")
+      ->check(CLI::Range(int64_t{0}, int64_t{1} << 30));
+  command.add_option("--max-total-tokens", o.max_total_tokens,
+                     "Tokens the KV pool holds (default: from --max-num-seqs and free memory)")
+      ->check(CLI::Range(int64_t{0}, int64_t{1} << 31));
+  command.add_option("--max-num-seqs,--max-running-requests", o.max_num_seqs, "Answers that run at once")
+      ->check(CLI::Range(1, 65536));
+  command.add_option("--max-num-batched-tokens", o.max_num_batched_tokens, "Tokens in one step")->check(CLI::Range(1, 1 << 20));
+  command.add_option("--chunked-prefill-size", o.chunked_prefill_size, "Prompt tokens in one step")
+      ->check(CLI::Range(1, 1 << 20));
+  command.add_option("--max-queued-requests", o.max_queued_requests, "Answers that may wait; more are refused with 429")
+      ->check(CLI::Range(1, 1 << 20));
+  command.add_option("--scheduler-policy", o.scheduler_policy, "mixed, fixed-chunk or prefill-first");
+  command.add_flag_callback("--disable-prefix-cache,--disable-radix-cache", [&o] { o.prefix_cache = false; },
+                            "Compute every prompt afresh");
+}
+
+Result<LocalModel> open_local_model(const std::string& path, const LocalModelOptions& options, const Clock& clock) {
+  VAYU_ASSIGN_OR_RETURN(const SchedulerPolicy policy, parse_policy(options.scheduler_policy));
+  VAYU_ASSIGN_OR_RETURN(const std::shared_ptr<const loader::GgufFile> file, loader::GgufFile::open(path));
+  LocalModel local;
+  local.name = options.served_model_name.empty() ? std::filesystem::path(path).stem().string() : options.served_model_name;
+  VAYU_ASSIGN_OR_RETURN(local.tokenizer, load_tokenizer(*file));
+  VAYU_ASSIGN_OR_RETURN(local.chat_template, load_chat_template(*file, options));
+  VAYU_ASSIGN_OR_RETURN(ModelExecutorOptions planned, executor_options(*file, options));
+  VAYU_ASSIGN_OR_RETURN(std::unique_ptr<ModelExecutor> executor, ModelExecutor::load(*file, std::move(planned)));
+  log_memory_plan(*executor);
+  if (local.tokenizer->vocab_size() != executor->limits().vocab_size) {
+    return make_error(ErrorKind::kCorrupt, "{}: the tokenizer has {} tokens, the embedding {} rows", path,
+                      local.tokenizer->vocab_size(), executor->limits().vocab_size);
+  }
+
+  EngineConfig config{.model_name = local.name,
+                      .max_open_requests = options.max_queued_requests + options.max_num_seqs};
+  config.scheduler.policy = policy;
+  config.scheduler.end_ids.assign(local.tokenizer->end_ids().begin(), local.tokenizer->end_ids().end());
+  config.scheduler.max_num_batched_tokens = executor->limits().max_step_tokens;
+  config.scheduler.chunked_prefill_size = options.chunked_prefill_size;
+  config.scheduler.max_num_seqs = options.max_num_seqs;
+  config.scheduler.max_queued = options.max_queued_requests;
+  config.scheduler.max_logits_per_step = executor->model().options().max_logits;
+  config.scheduler.prefix_cache = options.prefix_cache;
+  local.engine = std::make_shared<Engine>(std::move(config), std::move(executor), clock);
+  VAYU_RETURN_IF_ERROR(warm_up(*local.engine, *local.tokenizer));
+  return local;
+}
+
+}  // namespace vayu
