@@ -8,18 +8,27 @@ namespace vayu::ops {
 
 inline float load_kv(const KvLayer& kv, int64_t index) {
   switch (kv.format) {
-    case KvFormat::kF32: return static_cast<const float*>(kv.pages)[index];
-    case KvFormat::kF16: return f16_to_float(static_cast<const f16_t*>(kv.pages)[index]);
-    case KvFormat::kBF16: return bf16_to_float(static_cast<const bf16_t*>(kv.pages)[index]);
+    case KvFormat::kF32:
+      return static_cast<const float*>(kv.pages)[index];
+    case KvFormat::kF16:
+      return f16_to_float(static_cast<const f16_t*>(kv.pages)[index]);
+    case KvFormat::kBF16:
+      return bf16_to_float(static_cast<const bf16_t*>(kv.pages)[index]);
   }
   return 0;
 }
 
 inline void store_kv(const KvLayer& kv, int64_t index, float value) {
   switch (kv.format) {
-    case KvFormat::kF32: static_cast<float*>(kv.pages)[index] = value; return;
-    case KvFormat::kF16: static_cast<f16_t*>(kv.pages)[index] = float_to_f16(value); return;
-    case KvFormat::kBF16: static_cast<bf16_t*>(kv.pages)[index] = float_to_bf16(value); return;
+    case KvFormat::kF32:
+      static_cast<float*>(kv.pages)[index] = value;
+      return;
+    case KvFormat::kF16:
+      static_cast<f16_t*>(kv.pages)[index] = float_to_f16(value);
+      return;
+    case KvFormat::kBF16:
+      static_cast<bf16_t*>(kv.pages)[index] = float_to_bf16(value);
+      return;
   }
 }
 

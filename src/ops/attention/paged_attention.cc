@@ -4,11 +4,15 @@
 
 namespace vayu::ops {
 
-void paged_attention_ref(const PagedAttentionArgs& args);  // paged_attention_ref.cc
+void paged_attention_ref(const PagedAttentionArgs& args);                        // paged_attention_ref.cc
+void paged_attention_cpu(const OpContext& ctx, const PagedAttentionArgs& args);  // paged_attention_cpu.cc
+int64_t paged_attention_cpu_scratch_bytes(const OpContext& ctx, int32_t num_q_heads, int32_t head_dim,
+                                          int64_t max_tokens, int64_t max_context);
 
 int64_t paged_attention_scratch_bytes(const OpContext& ctx, int32_t num_q_heads, int32_t head_dim, int64_t max_tokens,
                                       int64_t max_context) {
-  return 0;
+  if (ctx.backend == Backend::kReference) return 0;
+  return paged_attention_cpu_scratch_bytes(ctx, num_q_heads, head_dim, max_tokens, max_context);
 }
 
 void paged_attention(const OpContext& ctx, const PagedAttentionArgs& args) {
@@ -27,7 +31,9 @@ void paged_attention(const OpContext& ctx, const PagedAttentionArgs& args) {
     VAYU_CHECK(num_tokens >= 0 && num_tokens <= args.kv_lens[r] && args.kv_lens[r] <= capacity,
                "row {}: {} tokens, kv_len {}, room for {}", r, num_tokens, args.kv_lens[r], capacity);
   }
-  paged_attention_ref(args);
+  if (ctx.backend == Backend::kReference) return paged_attention_ref(args);
+  VAYU_CHECK(args.scratch && args.scale > 0, "scale {}", args.scale);
+  paged_attention_cpu(ctx, args);
 }
 
 }  // namespace vayu::ops

@@ -4,7 +4,8 @@
 
 namespace vayu::ops {
 
-void rope_kv_write_ref(const RopeKvWriteArgs& args);  // rope_kv_write_ref.cc
+void rope_kv_write_ref(const RopeKvWriteArgs& args);                        // rope_kv_write_ref.cc
+void rope_kv_write_cpu(const OpContext& ctx, const RopeKvWriteArgs& args);  // rope_kv_write_cpu.cc
 
 void rope_kv_write(const OpContext& ctx, const RopeKvWriteArgs& args) {
   if (args.num_tokens == 0) return;
@@ -16,7 +17,8 @@ void rope_kv_write(const OpContext& ctx, const RopeKvWriteArgs& args) {
   VAYU_CHECK(args.rotary_dim >= 0 && args.rotary_dim % 2 == 0 && args.rotary_dim <= kv.head_dim,
              "rotary_dim {} of head_dim {}", args.rotary_dim, kv.head_dim);
   VAYU_CHECK(args.rotary_dim == 0 || args.inv_freq, "no inv_freq");
-  rope_kv_write_ref(args);
+  if (ctx.backend == Backend::kReference) return rope_kv_write_ref(args);
+  rope_kv_write_cpu(ctx, args);
 }
 
 }  // namespace vayu::ops

@@ -5,7 +5,9 @@
 
 namespace vayu::ops {
 
-void sample_ref(const SampleArgs& args);  // sample_ref.cc
+void sample_ref(const SampleArgs& args);                        // sample_ref.cc
+void sample_cpu(const OpContext& ctx, const SampleArgs& args);  // sample_cpu.cc
+int64_t sample_cpu_scratch_bytes(const OpContext& ctx, int64_t vocab_size);
 
 double counter_uniform(uint64_t seed, uint64_t counter) {
   const auto words = philox4x32({static_cast<uint32_t>(counter), static_cast<uint32_t>(counter >> 32), 0, 0},
@@ -14,7 +16,9 @@ double counter_uniform(uint64_t seed, uint64_t counter) {
   return static_cast<double>(bits >> 11) * 0x1p-53;
 }
 
-int64_t sample_scratch_bytes(const OpContext& ctx, int64_t vocab_size) { return 0; }
+int64_t sample_scratch_bytes(const OpContext& ctx, int64_t vocab_size) {
+  return ctx.backend == Backend::kReference ? 0 : sample_cpu_scratch_bytes(ctx, vocab_size);
+}
 
 void sample(const OpContext& ctx, const SampleArgs& args) {
   if (args.num_samples == 0) return;
@@ -26,7 +30,9 @@ void sample(const OpContext& ctx, const SampleArgs& args) {
     VAYU_CHECK(task.target < args.vocab_size && task.forced < args.vocab_size, "task {}: target {}, forced {}", i,
                task.target, task.forced);
   }
-  sample_ref(args);
+  if (ctx.backend == Backend::kReference) return sample_ref(args);
+  VAYU_CHECK(args.scratch, "no scratch");
+  sample_cpu(ctx, args);
 }
 
 }  // namespace vayu::ops

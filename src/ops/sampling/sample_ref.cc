@@ -37,10 +37,10 @@ void report_logprobs(std::span<const float> logits, int num_top, SampleResult& r
   for (float l : logits) sum += std::exp(double{l} - max);
   const double log_sum = max + std::log(sum);
   result.logprob = static_cast<float>(logits[result.token] - log_sum);
-  result.num_top = std::clamp<int>(num_top, 0, std::min<int>(kMaxTopLogprobs, logits.size()));
   const std::vector<TokenId> ids = sorted_ids(logits);
-  for (int i = 0; i < result.num_top; ++i) {
-    result.top[i] = {ids[i], static_cast<float>(logits[ids[i]] - log_sum)};
+  for (int i = 0; i < std::min<int>({num_top, kMaxTopLogprobs, static_cast<int>(ids.size())}); ++i) {
+    if (logits[ids[i]] == -kInf) break;  // impossible tokens are not listed
+    result.top[result.num_top++] = {ids[i], static_cast<float>(logits[ids[i]] - log_sum)};
   }
 }
 
@@ -125,7 +125,8 @@ SampleResult run_task(const SampleTask& task, std::span<const float> logits) {
 
 void sample_ref(const SampleArgs& args) {
   for (int64_t i = 0; i < args.num_samples; ++i) {
-    args.results[i] = run_task(args.tasks[i], {args.logits + i * args.vocab_size, static_cast<size_t>(args.vocab_size)});
+    args.results[i] =
+        run_task(args.tasks[i], {args.logits + i * args.vocab_size, static_cast<size_t>(args.vocab_size)});
   }
 }
 
