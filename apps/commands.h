@@ -1,12 +1,12 @@
-// The subcommands of the one binary. Each adds itself to `app` and, when chosen, sets `exit_code`.
+// Subcommands of `vayu`. Each adds itself to the root; its callback runs it and stores the process exit code.
 #pragma once
 
 #include <CLI/CLI.hpp>
 
 namespace vayu {
 
-void add_serve_command(CLI::App& app, int& exit_code);
-void add_chat_command(CLI::App& app, int& exit_code);
-void add_bench_command(CLI::App& app, int& exit_code);
+void add_serve_command(CLI::App& root, int& exit_code);
+void add_chat_command(CLI::App& root, int& exit_code);
+void add_bench_command(CLI::App& root, int& exit_code);  // bench serve
 
 }  // namespace vayu
