@@ -50,6 +50,7 @@ class LongWord {
  public:
   LongWord(const MergeTable& table, int32_t* symbols, size_t count)
       : table_(table), symbols_(symbols), count_(static_cast<int32_t>(count)), next_(count), prev_(count) {
+    heap_.reserve(count);
     for (int32_t i = 0; i < count_; ++i) {
       next_[i] = i + 1;
       prev_[i] = i - 1;

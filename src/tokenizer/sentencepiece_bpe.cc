@@ -96,6 +96,7 @@ class SentencePieceBpe : public VocabTokenizer {
         adds_space_(spec.add_space_prefix.value_or(true)),
         characters_(std::move(characters)),
         merges_(std::move(merges)) {
+    words_apart_ = has_no_inner_space();
     byte_ids_.fill(kNoToken);
     for (TokenId id = 0; id < vocab_.size(); ++id) {
       if (vocab_.type(id) == TokenType::kByte) byte_ids_[static_cast<uint8_t>(vocab_.bytes(id)[0])] = id;
@@ -108,8 +109,38 @@ class SentencePieceBpe : public VocabTokenizer {
  protected:
   void encode_text(std::string_view text, std::vector<TokenId>& ids) const override {
     std::vector<int32_t> symbols;
-    symbols.reserve(text.size() + 1);
     if (adds_space_ && characters_.symbol(' ') >= 0) symbols.push_back(characters_.symbol(' '));
+    for (size_t pos = 0; pos < text.size();) {
+      const size_t end = words_apart_ ? word_end(text, pos) : text.size();
+      encode_piece(text.substr(pos, end - pos), symbols, ids);
+      symbols.clear();
+      pos = end;
+    }
+  }
+
+ private:
+  // Whether every token has its spaces in front. No merge then crosses from a word to the space after it, so words can
+  // be merged one by one: the same ids, without the heap that a long text needs.
+  bool has_no_inner_space() const {
+    for (TokenId id = 0; id < vocab_.size(); ++id) {
+      const std::string_view bytes = vocab_.bytes(id);
+      const size_t first = bytes.find_first_not_of(' ');
+      if (vocab_.is_plain(id) && first != std::string_view::npos && bytes.find(' ', first) != std::string_view::npos) {
+        return false;
+      }
+    }
+    return true;
+  }
+
+  static size_t word_end(std::string_view text, size_t pos) {
+    for (size_t end = text.find(' ', pos + 1); end != std::string_view::npos; end = text.find(' ', end + 1)) {
+      if (text[end - 1] != ' ' && !text.substr(0, end).ends_with(kSpace)) return end;
+    }
+    return text.size();
+  }
+
+  // `symbols` may hold the space in front of the first piece.
+  void encode_piece(std::string_view text, std::vector<int32_t>& symbols, std::vector<TokenId>& ids) const {
     for (size_t pos = 0; pos < text.size();) {
       const Utf8Char c = decode_utf8(text, pos);
       if (c.state == Utf8State::kValid) {
@@ -123,7 +154,6 @@ class SentencePieceBpe : public VocabTokenizer {
     for (const int32_t symbol : symbols) push_token(symbol, text, ids);
   }
 
- private:
   // A character of no token becomes the complement of its place in the text, which never merges.
   // U+2581 in the text itself is a space too, as in SentencePiece.
   void push_character(char32_t c, int32_t place, std::vector<int32_t>& symbols) const {
@@ -156,6 +186,7 @@ class SentencePieceBpe : public VocabTokenizer {
   }
 
   const bool adds_space_;
+  bool words_apart_ = false;
   const Characters characters_;
   const MergeTable merges_;
   std::array<TokenId, 256> byte_ids_;

@@ -41,6 +41,9 @@ class Tokenizer {
   virtual std::optional<TokenId> bos_id() const = 0;
   virtual std::span<const TokenId> end_ids() const = 0;  // every id the model file declares as an end (F06), sorted
   virtual bool adds_bos() const = 0;
+  // Longest token in bytes: text of more than n times this is more than n tokens, and can be refused unencoded. 0: not
+  // known.
+  virtual size_t max_token_bytes() const { return 0; }
   // True for SentencePiece-style models whose decoder drops the space put in front of the first word.
   virtual bool strips_leading_space() const = 0;
 

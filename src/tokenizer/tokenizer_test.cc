@@ -234,6 +234,23 @@ TEST(TokenizerDecode, SentencePieceSpaces) {
   EXPECT_EQ(bare->decode(bare->encode(" a", kPlain)), " a");
 }
 
+TEST(TokenizerDecode, SentencePieceTokensMayCrossWords) {
+  TokenizerSpec spec;
+  spec.model = "llama";
+  spec.tokens = {"a", "b", "\u2581", "a\u2581", "a\u2581b", "\u2581\u2581"};
+  spec.token_types.assign(spec.tokens.size(), 1);
+  spec.scores = {0, 0, 0, -1, -2, -3};
+  spec.add_space_prefix = false;
+  EXPECT_EQ(make(spec)->encode("a bb  a", kPlain), (Ids{4, 1, 5, 0}));
+}
+
+TEST(TokenizerDecode, MaxTokenBytes) {
+  TokenizerSpec spec = small_spec("bpe");
+  spec.tokens.push_back(std::string(100, 'x'));
+  spec.token_types.push_back(3);
+  EXPECT_EQ(make(spec)->max_token_bytes(), 100u);
+}
+
 TEST(TokenizerLong, HostileWordsAreCutLikeShortOnes) {
   const TokenizerPtr tokenizer = small_bpe("gpt-2");
   for (const std::string unit : {"a", "\n", "क", "ab", " ", "\xF0\x9F", "'"}) {

@@ -15,6 +15,7 @@ class VocabTokenizer : public Tokenizer {
   std::optional<TokenId> bos_id() const override { return vocab_.bos_id; }
   std::span<const TokenId> end_ids() const override { return vocab_.end_ids; }
   bool adds_bos() const override { return adds_bos_; }
+  size_t max_token_bytes() const override { return vocab_.max_bytes(); }
 
  protected:
   VocabTokenizer(Vocabulary vocab, bool adds_bos, bool adds_eos)

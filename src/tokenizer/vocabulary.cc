@@ -106,6 +106,7 @@ Status Vocabulary::read_tokens(const TokenizerSpec& spec, ToBytes to_bytes) {
     }
     const bool raw = types_[i] == TokenType::kControl || types_[i] == TokenType::kUnknown;
     arena_ += raw ? token : to_bytes(token, types_[i]);
+    max_bytes_ = std::max(max_bytes_, arena_.size() - offsets_.back());
     offsets_.push_back(arena_.size());
   }
   return {};

@@ -33,6 +33,7 @@ class Vocabulary {
   // Plain text can become such a token by merging.
   bool is_plain(TokenId id) const;
 
+  size_t max_bytes() const { return max_bytes_; }  // of the longest token
   // Id of a plain token by its bytes, kNoToken if none.
   TokenId find_plain(std::string_view bytes) const;
   const MarkerMatcher& markers() const { return markers_; }
@@ -48,7 +49,8 @@ class Vocabulary {
   std::string arena_;             // bytes of all tokens, one after another
   std::vector<size_t> offsets_;   // (size + 1)
   std::vector<TokenType> types_;  // (size)
-  std::vector<TokenId> index_;    // open addressing over find_plain's keys; kNoToken is free; a power of two
+  size_t max_bytes_ = 0;
+  std::vector<TokenId> index_;  // open addressing over find_plain's keys; kNoToken is free; a power of two
   MarkerMatcher markers_;
 };
 
