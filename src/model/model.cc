@@ -89,7 +89,9 @@ Result<std::unique_ptr<Model>> Model::load(const loader::GgufFile& file, const M
   VAYU_RETURN_IF_ERROR(model->plan_workspace());
   VAYU_RETURN_IF_ERROR(model->reserve_kv());
   VAYU_ASSIGN_OR_RETURN(model->weights_, load_weights(file, model->recipe_, options.ops, options.progress));
-  VAYU_ASSIGN_OR_RETURN(model->rope_, rope_frequencies(config.rope, model->weights_.rope_factors));
+  auto rope = rope_frequencies(config.rope, model->weights_.rope_factors);
+  if (!rope.ok()) return make_error(rope.error().kind, "{}: {}", file.path(), rope.error().message);
+  model->rope_ = std::move(*rope);
   model->memory_ = {model->weights_.bytes(), model->kv_.bytes(), model->workspace_.bytes()};
   return model;
 }
@@ -139,6 +141,7 @@ void Model::check_batch(const Batch& batch) const {
 
 void Model::forward(const Batch& batch, float* logits) {
   check_batch(batch);
+  if (batch.num_tokens() == 0) return;
   const ModelConfig& config = recipe_.config;
   const Step step{options_.ops, config, batch, act_, rope_};
   ops::gather_rows(step.ops, *weights_.embedding, batch.token_ids.data(), act_.residual, batch.num_tokens());

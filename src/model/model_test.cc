@@ -260,6 +260,11 @@ std::vector<Variant> variants() {
     s.format = DataFormat::kQ4_K, s.embedding_format = DataFormat::kQ6_K;
     s.hidden = s.ffn = 256, s.q_heads = 16, s.layers = 1;
   });
+  add("mixed_formats", [](TinyLlama& s) {  // as in files that give V and some others more bits
+    s.format = DataFormat::kQ4_0;
+    s.other_formats = {{"blk.0.attn_v.weight", DataFormat::kQ8_0}, {"blk.1.attn_q.weight", DataFormat::kF16},
+                       {"blk.1.ffn_up.weight", DataFormat::kQ5_0}, {"blk.1.attn_norm.weight", DataFormat::kF16}};
+  });
   add("rope_factors", [](TinyLlama& s) { s.rope_factors = {1, 1, 1.5f, 2, 4, 8, 8, 8}; });
   for (size_t i = 0; i < 8; ++i) out.back().rope.inv_freq[i] /= out.back().spec.rope_factors[i];
   return out;

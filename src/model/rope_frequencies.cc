@@ -49,7 +49,9 @@ Error bad(std::string_view what, double value) {
   return make_error(ErrorKind::kCorrupt, "RoPE: {} {} is not usable", what, value);
 }
 
-Status check(const RopeConfig& rope) {
+}  // namespace
+
+Status check_rope(const RopeConfig& rope) {
   if (!(rope.base > 1) || !std::isfinite(rope.base)) return bad("base", rope.base);
   if (rope.scaling == RopeScaling::kNone) return {};
   if (!(rope.factor >= 1) || !(rope.factor <= 1e6)) return bad("scaling factor", rope.factor);
@@ -71,10 +73,8 @@ Status check(const RopeConfig& rope) {
   return {};
 }
 
-}  // namespace
-
 Result<RopeFrequencies> rope_frequencies(const RopeConfig& rope, std::span<const float> factors) {
-  VAYU_RETURN_IF_ERROR(check(rope));
+  VAYU_RETURN_IF_ERROR(check_rope(rope));
   const int32_t pairs = rope.rotary_dim / 2;
   if (!factors.empty() && rope.scaling != RopeScaling::kNone) {
     return make_error(ErrorKind::kUnsupported, "RoPE: a factor tensor together with a scaling type is not supported");

@@ -14,6 +14,9 @@ struct RopeFrequencies {
   float attention_factor = 1.0f;  // on cos and sin
 };
 
+// kCorrupt, naming the number, when a value cannot be computed with. rope_frequencies asks it too.
+Status check_rope(const RopeConfig& rope);
+
 // factors: (rotary_dim / 2) divisors of each frequency, as some checkpoints store them; empty: none.
 // Errors: kUnsupported for factors together with a scaling kind; kCorrupt for values that are not usable.
 Result<RopeFrequencies> rope_frequencies(const RopeConfig& rope, std::span<const float> factors);

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "model/rope_frequencies.h"
+
 namespace vayu::model {
 
 Error GgufKeys::corrupt(std::string_view key, std::string_view what) const {
@@ -74,12 +76,7 @@ Result<RopeScaling> scaling_kind(const GgufKeys& keys) {
   return keys.unsupported("rope.scaling.type", fmt::format("'{}' is not supported", loader::printable(kind)));
 }
 
-}  // namespace
-
-Status read_rope_scaling(const GgufKeys& keys, int32_t context_length, RopeConfig& rope) {
-  VAYU_ASSIGN_OR_RETURN(rope.base, keys.number_or("rope.freq_base", rope.base));
-  VAYU_ASSIGN_OR_RETURN(rope.scaling, scaling_kind(keys));
-  if (rope.scaling == RopeScaling::kNone) return {};
+Status read_scaling_values(const GgufKeys& keys, int32_t context_length, RopeConfig& rope) {
   const bool old_key = !keys.has("rope.scaling.factor") && keys.has("rope.scale_linear");
   VAYU_ASSIGN_OR_RETURN(rope.factor, keys.number(old_key ? "rope.scale_linear" : "rope.scaling.factor"));
   if (keys.has("rope.scaling.original_context_length")) {
@@ -93,6 +90,17 @@ Status read_rope_scaling(const GgufKeys& keys, int32_t context_length, RopeConfi
     VAYU_ASSIGN_OR_RETURN(rope.high_freq_factor, keys.number("rope.scaling.high_freq_factor"));
   }
   return {};
+}
+
+}  // namespace
+
+Status read_rope_scaling(const GgufKeys& keys, int32_t context_length, RopeConfig& rope) {
+  VAYU_ASSIGN_OR_RETURN(rope.base, keys.number_or("rope.freq_base", rope.base));
+  VAYU_ASSIGN_OR_RETURN(rope.scaling, scaling_kind(keys));
+  if (rope.scaling != RopeScaling::kNone) VAYU_RETURN_IF_ERROR(read_scaling_values(keys, context_length, rope));
+  const Status usable = check_rope(rope);
+  if (usable.ok()) return usable;
+  return make_error(usable.error().kind, "{}: {}", keys.file().path(), usable.error().message);
 }
 
 }  // namespace vayu::model

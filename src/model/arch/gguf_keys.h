@@ -32,6 +32,7 @@ class GgufKeys {
 
   Error corrupt(std::string_view key, std::string_view what) const;
   Error unsupported(std::string_view key, std::string_view what) const;
+  const loader::GgufFile& file() const { return file_; }
 
  private:
   const loader::GgufFile& file_;
@@ -39,7 +40,7 @@ class GgufKeys {
 };
 
 // rope.freq_base and rope.scaling.*, the same in all architectures. context_length: tokens as the file states them; the
-// original length where the file gives none (as transformers does).
+// original length where the file gives none (as transformers does). The result has passed check_rope.
 Status read_rope_scaling(const GgufKeys& keys, int32_t context_length, RopeConfig& rope);
 
 }  // namespace vayu::model

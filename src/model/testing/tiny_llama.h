@@ -25,6 +25,7 @@ struct TinyLlama {
   bool tied = true;
   DataFormat format = DataFormat::kF32;            // of the matrices
   DataFormat embedding_format = DataFormat::kF32;
+  std::map<std::string, DataFormat> other_formats;  // of single tensors, over the two above
   std::vector<float> rope_factors;                 // written as rope_freqs.weight when not empty
   std::function<void(loader::GgufWriter&)> extra;  // more keys or tensors
   std::string without;                             // a tensor to leave out
@@ -82,6 +83,7 @@ struct TinyLlama {
     std::vector<float> values(rows * cols);
     for (float& v : values) v = normal(rng_);
     if (name == without) return;
+    if (const auto it = other_formats.find(name); it != other_formats.end()) as = it->second;
     writer.add_tensor(name, shape, as, values);
     std::vector<std::byte> packed(row_bytes(as, cols));
     for (int64_t row = 0; row < rows; ++row) {
