@@ -1,0 +1,110 @@
+#include "server/prompt_builder.h"
+
+#include <algorithm>
+
+#include "server/limits.h"
+
+namespace vayu::server {
+namespace {
+
+constexpr const char* kWhitespace = " \t\r\n";
+
+// Cuts the prompt right behind the last message's text: the last place where all its bytes came from the context.
+bool cut_after(RenderedPrompt& prompt, std::string_view content) {
+  for (size_t at = prompt.text.rfind(content); at != std::string::npos; at = prompt.text.rfind(content, at - 1)) {
+    const auto begin = prompt.trusted.begin() + static_cast<ptrdiff_t>(at);
+    const auto end = begin + static_cast<ptrdiff_t>(content.size());
+    if (std::none_of(begin, end, [](uint8_t trusted) { return trusted != 0; })) {
+      prompt.text.resize(at + content.size());
+      prompt.trusted.resize(at + content.size());
+      return true;
+    }
+    if (at == 0) break;
+  }
+  return false;
+}
+
+std::string_view trimmed(std::string_view text) {
+  const size_t begin = text.find_first_not_of(kWhitespace);
+  if (begin == std::string_view::npos) return {};
+  return text.substr(begin, text.find_last_not_of(kWhitespace) + 1 - begin);
+}
+
+}  // namespace
+
+PromptBuilder::PromptBuilder(const ServedModel& model) : model_(model), max_context_(model.engine->info().max_context) {
+  size_t longest = 1;
+  for (TokenId id = 0; id < model_.tokenizer->vocab_size(); ++id) {
+    longest = std::max(longest, model_.tokenizer->token_bytes(id).size());
+  }
+  max_prompt_bytes_ = static_cast<size_t>(max_context_) * longest * kNormaliserSlack;
+  if (model_.bos_token.empty() && model_.tokenizer->bos_id()) {
+    model_.bos_token = model_.tokenizer->token_bytes(*model_.tokenizer->bos_id());
+  }
+  if (model_.eos_token.empty() && !model_.tokenizer->end_ids().empty()) {
+    model_.eos_token = model_.tokenizer->token_bytes(model_.tokenizer->end_ids().front());
+  }
+}
+
+Status PromptBuilder::check_length(size_t bytes, const char* field) const {
+  if (bytes <= max_prompt_bytes_) return {};
+  return field_error(field, "The prompt has {} bytes, more than the model's context of {} tokens can hold.", bytes,
+                     max_context_);
+}
+
+Result<BuiltPrompt> PromptBuilder::raw(const PromptInput& input, std::optional<bool> add_special) const {
+  BuiltPrompt prompt;
+  if (const auto* ids = std::get_if<std::vector<TokenId>>(&input)) {
+    prompt.ids = *ids;
+    return prompt;
+  }
+  prompt.text = std::get<std::string>(input);
+  VAYU_RETURN_IF_ERROR(check_length(prompt.text.size(), "prompt"));
+  EncodeOptions options;
+  options.parse_special = true;
+  options.add_special = add_special.value_or(true);
+  prompt.ids = model_.tokenizer->encode(prompt.text, options);
+  return prompt;
+}
+
+Result<RenderedPrompt> PromptBuilder::render(const ChatInput& input) const {
+  if (model_.chat_template == nullptr) {
+    return field_error("messages", "This model has no chat template; use /v1/completions.");
+  }
+  // The names and nulls are those that Hugging Face passes.
+  Json context;
+  context["messages"] = input.messages;
+  context["tools"] = input.tools;
+  context["documents"] = nullptr;
+  context["add_generation_prompt"] = input.add_generation_prompt;
+  if (!model_.bos_token.empty()) context["bos_token"] = model_.bos_token;
+  if (!model_.eos_token.empty()) context["eos_token"] = model_.eos_token;
+  for (const auto& [key, value] : input.kwargs.items()) context[key] = value;
+  auto rendered = model_.chat_template->render(context);
+  if (!rendered.ok()) return field_error("messages", "The chat template failed: {}", rendered.error().message);
+  VAYU_CHECK(rendered->trusted.size() == rendered->text.size(), "the template's trust mask has another size");
+  return rendered;
+}
+
+Result<BuiltPrompt> PromptBuilder::chat(const ChatInput& input, std::optional<bool> add_special) const {
+  VAYU_ASSIGN_OR_RETURN(RenderedPrompt rendered, render(input));
+  if (input.continue_final) {
+    const auto& content = input.messages.back()["content"].get_ref<const std::string&>();
+    // A template may trim the text it prints.
+    if (trimmed(content).empty()) return field_error("messages", "The final message has no text to continue.");
+    if (!cut_after(rendered, content) && !cut_after(rendered, trimmed(content))) {
+      return field_error("messages", "The chat template does not print the final message, so it cannot be continued.");
+    }
+  }
+  VAYU_RETURN_IF_ERROR(check_length(rendered.text.size(), "messages"));
+  BuiltPrompt prompt;
+  EncodeOptions options;
+  options.parse_special = true;
+  options.add_special = add_special.value_or(false);
+  options.trusted = rendered.trusted;
+  prompt.ids = model_.tokenizer->encode(rendered.text, options);
+  prompt.text = std::move(rendered.text);
+  return prompt;
+}
+
+}  // namespace vayu::server

@@ -1,0 +1,37 @@
+// From request text to prompt ids. Raw prompts follow the tokenizer's own settings (BOS where the model says so, special
+// tokens in the text recognised); chat prompts get only the marks that the template itself printed.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "base/result.h"
+#include "server/api_request.h"
+#include "server/server.h"
+
+namespace vayu::server {
+
+struct BuiltPrompt {
+  std::string text;  // raw or rendered; for echo and read-back
+  std::vector<TokenId> ids;
+};
+
+class PromptBuilder {
+ public:
+  explicit PromptBuilder(const ServedModel& model);
+
+  // Errors: kInvalidArgument, field `prompt` or `messages`. Text that cannot fit the context by its length alone is
+  // refused before it is tokenised.
+  Result<BuiltPrompt> raw(const PromptInput& input, std::optional<bool> add_special) const;
+  Result<BuiltPrompt> chat(const ChatInput& input, std::optional<bool> add_special) const;
+
+ private:
+  Status check_length(size_t bytes, const char* field) const;
+  Result<RenderedPrompt> render(const ChatInput& input) const;
+
+  ServedModel model_;
+  int32_t max_context_ = 0;
+  size_t max_prompt_bytes_ = 0;
+};
+
+}  // namespace vayu::server
