@@ -17,6 +17,7 @@ namespace vayu {
 using NamespaceId = int64_t;  // never reused, so a key of a closed namespace cannot match a later one
 
 struct RadixTreeOptions {
+  // Should be random in a server, or a client could choose tokens that collide and make look-ups slow (never wrong).
   uint64_t hash_seed = 0x9e3779b97f4a7c15;
   int32_t hash_bits = 64;  // fewer force collisions, for tests; a hit never rests on the hash
 };

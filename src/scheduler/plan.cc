@@ -49,11 +49,16 @@ void Scheduler::admit_waiting() {
   // Each prompt in progress needs a token a step; the plain policies have one at a time.
   const int32_t max_prefills = config_.policy == SchedulerPolicy::kMixed ? config_.chunked_prefill_size : 1;
   int32_t prefills = 0, long_prefills = 0;
+  const auto is_hopeless = [this] {  // no slot, and nobody less urgent to take one from
+    return waiting_.empty() || (static_cast<int32_t>(running_.size()) == config_.max_num_seqs &&
+                                running_.back()->request->request.priority <=
+                                    waiting_.front()->request->request.priority);
+  };
   for (const Sequence* seq : running_) {
     prefills += seq->num_missing() > 1;
     long_prefills += seq->num_missing() > config_.chunked_prefill_size;
   }
-  while (!waiting_.empty() && prefills < max_prefills) {
+  while (!is_hopeless() && prefills < max_prefills) {
     const size_t index = next_candidate(long_prefills < config_.max_long_prefills);
     if (index == kNone) return;
     Sequence& seq = *waiting_[index];
@@ -110,7 +115,7 @@ bool Scheduler::waits_for_leader(Sequence& seq) {
     best = common;
     seq.leader = other->id;
   }
-  if (best <= match_prefix(seq) * page_size) {
+  if (best == 0 || best <= match_prefix(seq) * page_size) {
     seq.leader = 0;
     return false;
   }
