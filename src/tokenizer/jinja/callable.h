@@ -45,9 +45,9 @@ struct BoundMethod : Callable {
 };
 
 // Each gives nullptr for a name it does not know.
-Function find_function(std::string_view name);                // global functions
+Function find_function(std::string_view name);                   // global functions
 Method find_method(const Value& object, std::string_view name);  // methods of str, dict, list and stateful objects
-using Filter = Method;                                        // self is the filtered value
+using Filter = Method;                                           // self is the filtered value
 Filter find_filter(std::string_view name);
 using Test = bool (*)(Interp& interp, const Value& value, const Args& args);
 Test find_test(std::string_view name);

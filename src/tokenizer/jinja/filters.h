@@ -48,5 +48,7 @@ Value call_joiner(Interp& interp, Object& joiner);
 Method find_object_method(const Object& object, std::string_view name);
 // Names that Python resolves to methods which change a dict: hidden by the sandbox, even where a key has that name.
 bool hidden_dict_method(std::string_view name);
+// Names that Python knows on this type and we do not: an error, where an unknown name would be undefined.
+bool unsupported_method(const Value& object, std::string_view name);
 
 }  // namespace vayu::jinja

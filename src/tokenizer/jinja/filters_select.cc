@@ -19,6 +19,7 @@ Value map_attribute(Interp& in, const Value& v, const Args& args) {
 }
 
 Value map(Interp& in, const Value& v, const Args& args) {
+  if (!truthy(v)) return in.list({}, ListKind::kGenerator);  // none and the like count as empty, in jinja2 too
   if (args.positional.empty()) return map_attribute(in, v, args);
   const std::string& name = text_arg(args.positional[0], "filter name").str();
   const Filter filter = find_filter(name);
@@ -31,6 +32,7 @@ Value map(Interp& in, const Value& v, const Args& args) {
 
 // Keeps the items for which the test equals `wanted`. With by_attribute the first argument names what is tested.
 Value choose(Interp& in, const Value& v, const Args& args, bool wanted, bool by_attribute) {
+  if (!truthy(v)) return in.list({}, ListKind::kGenerator);
   if (by_attribute && args.positional.empty()) fail("an attribute name is needed");
   const size_t test_at = by_attribute ? 1 : 0;
   Test test = nullptr;
@@ -57,11 +59,8 @@ Value rejectattr(Interp& in, const Value& v, const Args& args) { return choose(i
 }  // namespace
 
 std::span<const Named<Filter>> select_filters() {
-  static constexpr Named<Filter> kTable[] = {{"map", map},
-                                             {"select", select},
-                                             {"reject", reject},
-                                             {"selectattr", selectattr},
-                                             {"rejectattr", rejectattr}};
+  static constexpr Named<Filter> kTable[] = {
+      {"map", map}, {"select", select}, {"reject", reject}, {"selectattr", selectattr}, {"rejectattr", rejectattr}};
   return kTable;
 }
 

@@ -8,7 +8,7 @@ namespace {
 
 Value length(Interp& in, const Value& v, const Args& args) {
   args.bind("length", {});
-  in.charge_walk(v);
+  if (v.text()) in.charge_walk(v);
   if (v.undefined()) return int64_t{0};
   if (v.text()) return static_cast<int64_t>(count_code_points(v.text()->str()));
   if (v.dict()) return static_cast<int64_t>(v.dict()->entries.size());
@@ -228,9 +228,9 @@ Value dict_items(Interp& in, const Dict& dict, ListKind kind) {
 
 std::span<const Named<Filter>> sequence_filters() {
   static constexpr Named<Filter> kTable[] = {
-      {"length", length}, {"count", length},       {"first", first},   {"last", last}, {"list", to_list},
-      {"items", items},   {"reverse", reverse},    {"sort", sort},     {"min", minimum}, {"max", maximum},
-      {"sum", sum},       {"dictsort", dictsort},  {"unique", unique}, {"join", join}, {"batch", batch}};
+      {"length", length}, {"count", length},      {"first", first},   {"last", last},   {"list", to_list},
+      {"items", items},   {"reverse", reverse},   {"sort", sort},     {"min", minimum}, {"max", maximum},
+      {"sum", sum},       {"dictsort", dictsort}, {"unique", unique}, {"join", join},   {"batch", batch}};
   return kTable;
 }
 

@@ -81,7 +81,8 @@ Value title(Interp& in, const Value& v, const Args& args) {
   for (size_t i = 0, length; i < s.size(); i += length) {
     auto separates = [&](size_t at) {
       const char32_t c = decode_at(s, at, &length);
-      return is_space(c) || (c < 0x80 && std::string_view("-({[<").find(static_cast<char>(c)) != std::string_view::npos);
+      return is_space(c) ||
+             (c < 0x80 && std::string_view("-({[<").find(static_cast<char>(c)) != std::string_view::npos);
     };
     if (separates(i)) {
       out.append(s.substr(i, length));
@@ -112,7 +113,8 @@ Value trim(Interp& in, const Value& v, const Args& args) {
 Value replace(Interp& in, const Value& v, const Args& args) {
   const auto a = args.bind("replace", {"old", "new", "count"}, 2);
   const bool limited = a[2] && !a[2]->none();
-  return in.text(replace_text(in, *in.str(v), *in.str(*a[0]), *in.str(*a[1]), limited ? int_arg(a[2], -1, "count") : -1));
+  return in.text(
+      replace_text(in, *in.str(v), *in.str(*a[0]), *in.str(*a[1]), limited ? int_arg(a[2], -1, "count") : -1));
 }
 
 Value indent(Interp& in, const Value& v, const Args& args) {
@@ -306,11 +308,10 @@ Value fallback(Interp& in, const Value& v, const Args& args) {
 
 std::span<const Named<Filter>> text_filters() {
   static constexpr Named<Filter> kTable[] = {
-      {"upper", upper},   {"lower", lower},       {"capitalize", capitalize}, {"title", title},
-      {"trim", trim},     {"replace", replace},   {"indent", indent},         {"wordcount", wordcount},
-      {"escape", escape}, {"e", escape},          {"safe", safe},             {"string", string},
-      {"format", format}, {"int", to_int},        {"float", to_float},        {"abs", absolute},
-      {"round", round},   {"tojson", tojson},     {"default", fallback},      {"d", fallback}};
+      {"upper", upper},     {"lower", lower},   {"capitalize", capitalize}, {"title", title},      {"trim", trim},
+      {"replace", replace}, {"indent", indent}, {"wordcount", wordcount},   {"escape", escape},    {"e", escape},
+      {"safe", safe},       {"string", string}, {"format", format},         {"int", to_int},       {"float", to_float},
+      {"abs", absolute},    {"round", round},   {"tojson", tojson},         {"default", fallback}, {"d", fallback}};
   return kTable;
 }
 

@@ -73,12 +73,23 @@ Text format_float(double value, const Spec& spec) {
   std::string digits;
   switch (spec.type) {
     case 'f':
-    case 'F': digits = fmt::format("{:.{}f}", magnitude, precision); break;
-    case 'e': digits = fmt::format("{:.{}e}", magnitude, precision); break;
-    case 'E': digits = fmt::format("{:.{}E}", magnitude, precision); break;
-    case 'g': digits = fmt::format("{:.{}g}", magnitude, precision); break;
-    case '%': digits = fmt::format("{:.{}f}%", magnitude * 100, precision); break;
-    default: fail(ErrorKind::kUnsupported, "format type '{}' for a float", spec.type);
+    case 'F':
+      digits = fmt::format("{:.{}f}", magnitude, precision);
+      break;
+    case 'e':
+      digits = fmt::format("{:.{}e}", magnitude, precision);
+      break;
+    case 'E':
+      digits = fmt::format("{:.{}E}", magnitude, precision);
+      break;
+    case 'g':
+      digits = fmt::format("{:.{}g}", magnitude, precision);
+      break;
+    case '%':
+      digits = fmt::format("{:.{}f}%", magnitude * 100, precision);
+      break;
+    default:
+      fail(ErrorKind::kUnsupported, "format type '{}' for a float", spec.type);
   }
   if (!std::isfinite(value) && spec.zero) fail(ErrorKind::kUnsupported, "zero-padded format of an infinite value");
   return number_field(sign_of(std::signbit(value), spec.sign), std::move(digits), spec);
@@ -102,7 +113,8 @@ Text format_value(Interp& in, const Value& v, const Spec& spec, bool plain) {
     if (spec.precision >= 0) fail("precision in an integer format");
     return format_int(v.as_int(), spec);
   }
-  fail(ErrorKind::kUnsupported, "format type '{}' for a {}", spec.type ? std::string(1, spec.type) : "none", type_name(v));
+  fail(ErrorKind::kUnsupported, "format type '{}' for a {}", spec.type ? std::string(1, spec.type) : "none",
+       type_name(v));
 }
 
 Spec parse_spec(const std::string& s) {

@@ -197,7 +197,8 @@ Value context_value(const std::string& name, const nlohmann::ordered_json& json)
   }
   if (name != "messages" || !json.is_array()) return from_json(json, false);
   // Templates build markers such as '<|' + role + '|>'. A role from this closed list may be part of one.
-  static constexpr std::string_view kRoles[] = {"system", "developer", "user", "assistant", "tool", "function", "ipython"};
+  static constexpr std::string_view kRoles[] = {"system", "developer", "user",   "assistant",
+                                                "tool",   "function",  "ipython"};
   std::vector<Value> messages;
   for (const auto& message : json) {
     Value value = from_json(message, false, 2);

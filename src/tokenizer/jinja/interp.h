@@ -21,7 +21,7 @@ struct Scope {
 };
 using ScopePtr = std::shared_ptr<Scope>;
 
-struct Loop : Object {  // the `loop` variable
+struct Loop : Object {        // the `loop` variable
   std::vector<Value> source;  // all items, before the loop's filter
   size_t next_source = 0;
   std::deque<Value> ready;  // items that passed the filter but were only looked at so far; front first
@@ -59,8 +59,8 @@ class Interp {
   Object* new_object(Object::Kind kind);
 
   // Jinja's operations on values.
-  Value attribute(const Value& object, const std::string& name);  // object.name
-  Value item(const Value& object, const Value& key);              // object[key]
+  Value attribute(const Value& object, const std::string& name);                        // object.name
+  Value item(const Value& object, const Value& key);                                    // object[key]
   Value path(const Value& object, const Value& path, const Value* fallback = nullptr);  // "a.b.0", as filters take it
   Value call(const Value& function, const Args& args);
   std::vector<Value> iterate(const Value& v);  // items of anything Python can walk; uses generators up

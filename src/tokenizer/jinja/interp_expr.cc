@@ -60,16 +60,22 @@ Value Interp::eval(const Expr& e) {
   charge(1);
   line_ = e.line;
   switch (e.kind) {
-    case ExprKind::kConst: return e.constant;
-    case ExprKind::kName: return eval_name(e);
-    case ExprKind::kCaptured: return captured_;
-    case ExprKind::kAttr: return attribute(eval(*e.args[0]), e.name);
+    case ExprKind::kConst:
+      return e.constant;
+    case ExprKind::kName:
+      return eval_name(e);
+    case ExprKind::kCaptured:
+      return captured_;
+    case ExprKind::kAttr:
+      return attribute(eval(*e.args[0]), e.name);
     case ExprKind::kItem: {
       const Value object = eval(*e.args[0]);
       return item(object, eval(*e.args[1]));
     }
-    case ExprKind::kSlice: return eval_slice(e);
-    case ExprKind::kCall: return eval_call(e);
+    case ExprKind::kSlice:
+      return eval_slice(e);
+    case ExprKind::kCall:
+      return eval_call(e);
     case ExprKind::kFilter: {
       const Value input = eval(*e.args[0]);
       const Args args = eval_args(e);
@@ -82,21 +88,28 @@ Value Interp::eval(const Expr& e) {
       line_ = e.line;
       return e.test(*this, input, args);
     }
-    case ExprKind::kNot: return !truthy(eval(*e.args[0]));
+    case ExprKind::kNot:
+      return !truthy(eval(*e.args[0]));
     case ExprKind::kNeg:
-    case ExprKind::kPos: return eval_sign(e);
+    case ExprKind::kPos:
+      return eval_sign(e);
     case ExprKind::kAnd:
     case ExprKind::kOr: {
       Value left = eval(*e.args[0]);
       return truthy(left) == (e.kind == ExprKind::kOr) ? left : eval(*e.args[1]);
     }
-    case ExprKind::kTernary: return eval_ternary(e);
-    case ExprKind::kCompare: return eval_compare(e);
-    case ExprKind::kConcat: return eval_concat(e);
+    case ExprKind::kTernary:
+      return eval_ternary(e);
+    case ExprKind::kCompare:
+      return eval_compare(e);
+    case ExprKind::kConcat:
+      return eval_concat(e);
     case ExprKind::kList:
     case ExprKind::kTuple:
-    case ExprKind::kDict: return eval_group(e);
-    default: return eval_binary(e);
+    case ExprKind::kDict:
+      return eval_group(e);
+    default:
+      return eval_binary(e);
   }
 }
 
@@ -130,7 +143,8 @@ Value Interp::eval_slice(const Expr& e) {
     if (list->kind == ListKind::kRange) fail(ErrorKind::kUnsupported, "slice of a range");
     const SliceSpan span = resolve_slice(parts[0], parts[1], parts[2], static_cast<int64_t>(list->items.size()));
     std::vector<Value> items;
-    for (int64_t i = 0; i < span.count; ++i) items.push_back(list->items[static_cast<size_t>(span.start + i * span.step)]);
+    for (int64_t i = 0; i < span.count; ++i)
+      items.push_back(list->items[static_cast<size_t>(span.start + i * span.step)]);
     return this->list(std::move(items), list->kind);
   }
   const Text* t = object.text();
@@ -195,17 +209,24 @@ Value Interp::eval_compare(const Expr& e) {
 
 bool Interp::compare_op(CompareOp op, const Value& a, const Value& b) {
   switch (op) {
-    case CompareOp::kEq: return same(a, b);
-    case CompareOp::kNe: return !same(a, b);
-    case CompareOp::kLt: return ordered(a, b) == -1;
-    case CompareOp::kGt: return ordered(a, b) == 1;
-    case CompareOp::kLe: return ordered(a, b) <= 0;
+    case CompareOp::kEq:
+      return same(a, b);
+    case CompareOp::kNe:
+      return !same(a, b);
+    case CompareOp::kLt:
+      return ordered(a, b) == -1;
+    case CompareOp::kGt:
+      return ordered(a, b) == 1;
+    case CompareOp::kLe:
+      return ordered(a, b) <= 0;
     case CompareOp::kGe: {
       const int c = ordered(a, b);
       return c == 0 || c == 1;
     }
-    case CompareOp::kIn: return contains(b, a);
-    case CompareOp::kNotIn: return !contains(b, a);
+    case CompareOp::kIn:
+      return contains(b, a);
+    case CompareOp::kNotIn:
+      return !contains(b, a);
   }
   return false;
 }
@@ -214,7 +235,8 @@ Value Interp::eval_concat(const Expr& e) {
   Text out;
   for (const auto& arg : e.args) {
     const TextPtr part = str(eval(*arg));
-    if (out.size() + part->size() > kMaxTextBytes) fail(ErrorKind::kTooLarge, "text of more than {} bytes", kMaxTextBytes);
+    if (out.size() + part->size() > kMaxTextBytes)
+      fail(ErrorKind::kTooLarge, "text of more than {} bytes", kMaxTextBytes);
     out.append(*part);
   }
   return text(std::move(out));

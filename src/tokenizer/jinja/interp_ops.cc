@@ -15,13 +15,20 @@ namespace {
 
 const char* op_symbol(ExprKind kind) {
   switch (kind) {
-    case ExprKind::kAdd: return "+";
-    case ExprKind::kSub: return "-";
-    case ExprKind::kMul: return "*";
-    case ExprKind::kDiv: return "/";
-    case ExprKind::kFloorDiv: return "//";
-    case ExprKind::kMod: return "%";
-    default: return "**";
+    case ExprKind::kAdd:
+      return "+";
+    case ExprKind::kSub:
+      return "-";
+    case ExprKind::kMul:
+      return "*";
+    case ExprKind::kDiv:
+      return "/";
+    case ExprKind::kFloorDiv:
+      return "//";
+    case ExprKind::kMod:
+      return "%";
+    default:
+      return "**";
   }
 }
 
@@ -29,23 +36,25 @@ const char* op_symbol(ExprKind kind) {
   fail("unsupported operand types for {}: '{}' and '{}'", op_symbol(kind), type_name(a), type_name(b));
 }
 
-int64_t checked(bool overflow, int64_t value) {
+void check_overflow(bool overflow) {
   if (overflow) fail(ErrorKind::kUnsupported, "integer result beyond 64 bits");
-  return value;
 }
 
 int64_t int_power(int64_t base, int64_t exponent) {
   int64_t result = 1;
   while (exponent > 0) {
-    if (exponent & 1) result = checked(__builtin_mul_overflow(result, base, &result), result);
+    if (exponent & 1) check_overflow(__builtin_mul_overflow(result, base, &result));
     exponent >>= 1;
-    if (exponent > 0) base = checked(__builtin_mul_overflow(base, base, &base), base);
+    if (exponent > 0) check_overflow(__builtin_mul_overflow(base, base, &base));
   }
   return result;
 }
 
 int64_t floor_div(int64_t a, int64_t b) {
-  if (b == -1) return a == INT64_MIN ? checked(true, 0) : -a;
+  if (b == -1) {
+    check_overflow(a == INT64_MIN);
+    return -a;
+  }
   return a / b - (a % b != 0 && ((a < 0) != (b < 0)) ? 1 : 0);
 }
 
@@ -54,13 +63,24 @@ Value int_arithmetic(ExprKind kind, int64_t a, int64_t b) {
   const bool divides = kind == ExprKind::kDiv || kind == ExprKind::kFloorDiv || kind == ExprKind::kMod;
   if (divides && b == 0) fail("division by zero");
   switch (kind) {
-    case ExprKind::kAdd: return checked(__builtin_add_overflow(a, b, &r), r);
-    case ExprKind::kSub: return checked(__builtin_sub_overflow(a, b, &r), r);
-    case ExprKind::kMul: return checked(__builtin_mul_overflow(a, b, &r), r);
-    case ExprKind::kDiv: return static_cast<double>(static_cast<long double>(a) / static_cast<long double>(b));
-    case ExprKind::kFloorDiv: return floor_div(a, b);
-    case ExprKind::kMod: r = b == -1 ? 0 : a % b; return r != 0 && (r < 0) != (b < 0) ? r + b : r;
-    default: return int_power(a, b);
+    case ExprKind::kAdd:
+      check_overflow(__builtin_add_overflow(a, b, &r));
+      return r;
+    case ExprKind::kSub:
+      check_overflow(__builtin_sub_overflow(a, b, &r));
+      return r;
+    case ExprKind::kMul:
+      check_overflow(__builtin_mul_overflow(a, b, &r));
+      return r;
+    case ExprKind::kDiv:
+      return static_cast<double>(static_cast<long double>(a) / static_cast<long double>(b));
+    case ExprKind::kFloorDiv:
+      return floor_div(a, b);
+    case ExprKind::kMod:
+      r = b == -1 ? 0 : a % b;
+      return r != 0 && (r < 0) != (b < 0) ? r + b : r;
+    default:
+      return int_power(a, b);
   }
 }
 
@@ -83,12 +103,18 @@ Value float_arithmetic(ExprKind kind, double a, double b) {
   const bool divides = kind == ExprKind::kDiv || kind == ExprKind::kFloorDiv || kind == ExprKind::kMod;
   if (divides && b == 0) fail("division by zero");
   switch (kind) {
-    case ExprKind::kAdd: return a + b;
-    case ExprKind::kSub: return a - b;
-    case ExprKind::kMul: return a * b;
-    case ExprKind::kDiv: return a / b;
-    case ExprKind::kFloorDiv: return float_floor_div(a, b);
-    case ExprKind::kMod: return float_mod(a, b);
+    case ExprKind::kAdd:
+      return a + b;
+    case ExprKind::kSub:
+      return a - b;
+    case ExprKind::kMul:
+      return a * b;
+    case ExprKind::kDiv:
+      return a / b;
+    case ExprKind::kFloorDiv:
+      return float_floor_div(a, b);
+    case ExprKind::kMod:
+      return float_mod(a, b);
     default: {
       if (a == 0 && b < 0) fail("0.0 cannot be raised to a negative power");
       if (a < 0 && std::floor(b) != b && std::isfinite(b)) fail(ErrorKind::kUnsupported, "complex result of **");
@@ -188,6 +214,9 @@ Value Interp::attribute(const Value& object, const std::string& name) {
     }
   }
   if (object.object()) return object_attribute(*this, *object.object(), name);
+  if (unsupported_method(object, name)) {
+    fail(ErrorKind::kUnsupported, "method or attribute '{}' of a {}", name, type_name(object));
+  }
   if (object.dict() && !hidden_dict_method(name)) {
     charge(1 + static_cast<int64_t>(name.size() / 64));
     if (const Value* found = object.dict()->find(std::string_view(name))) return *found;
@@ -239,7 +268,8 @@ Value Interp::call(const Value& function, const Args& args) {
   DepthGuard guard(*this);
   charge(1);
   if (function.undefined()) fail_undefined(function);
-  if (function.object() && function.object()->kind == Object::Kind::kJoiner) return call_joiner(*this, *function.object());
+  if (function.object() && function.object()->kind == Object::Kind::kJoiner)
+    return call_joiner(*this, *function.object());
   if (!function.callable()) fail("a value of type {} cannot be called", type_name(function));
   const Value keep_alive = function;  // the callee may replace the variable that holds it
   return keep_alive.callable()->call(*this, args);

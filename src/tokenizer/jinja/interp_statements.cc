@@ -64,26 +64,44 @@ Flow Interp::exec(const Stmt& stmt) {
   charge(1);
   line_ = stmt.line;
   switch (stmt.kind) {
-    case StmtKind::kText: emit(*stmt.text); break;
-    case StmtKind::kPrint: exec_print(*stmt.expr); break;
-    case StmtKind::kIf: return exec_if(stmt);
-    case StmtKind::kFor: return exec_for(stmt);
-    case StmtKind::kSet: assign(stmt.targets[0], eval(*stmt.expr)); break;
+    case StmtKind::kText:
+      emit(*stmt.text);
+      break;
+    case StmtKind::kPrint:
+      exec_print(*stmt.expr);
+      break;
+    case StmtKind::kIf:
+      return exec_if(stmt);
+    case StmtKind::kFor:
+      return exec_for(stmt);
+    case StmtKind::kSet:
+      assign(stmt.targets[0], eval(*stmt.expr));
+      break;
     case StmtKind::kSetBlock:
-    case StmtKind::kFilterBlock: return exec_block_text(stmt);
-    case StmtKind::kMacro: exec_macro(stmt); break;
-    case StmtKind::kCallBlock: exec_call_block(stmt); break;
-    case StmtKind::kWith: return exec_with(stmt);
-    case StmtKind::kScope: return exec_scope(stmt);
-    case StmtKind::kBreak: return Flow::kBreak;
-    case StmtKind::kContinue: return Flow::kContinue;
+    case StmtKind::kFilterBlock:
+      return exec_block_text(stmt);
+    case StmtKind::kMacro:
+      exec_macro(stmt);
+      break;
+    case StmtKind::kCallBlock:
+      exec_call_block(stmt);
+      break;
+    case StmtKind::kWith:
+      return exec_with(stmt);
+    case StmtKind::kScope:
+      return exec_scope(stmt);
+    case StmtKind::kBreak:
+      return Flow::kBreak;
+    case StmtKind::kContinue:
+      return Flow::kContinue;
   }
   return Flow::kNormal;
 }
 
 void Interp::emit(const Text& t) {
   charge_bytes(t.size());
-  if (out_->size() + t.size() > kMaxTextBytes) fail(ErrorKind::kTooLarge, "output of more than {} bytes", kMaxTextBytes);
+  if (out_->size() + t.size() > kMaxTextBytes)
+    fail(ErrorKind::kTooLarge, "output of more than {} bytes", kMaxTextBytes);
   out_->append(t);
 }
 

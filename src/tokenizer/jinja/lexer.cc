@@ -50,7 +50,8 @@ class Lexer {
   void push(TokenKind kind, std::string text) { tokens_.push_back({kind, line_, std::move(text)}); }
 
   void advance(size_t to) {  // counts lines, and remembers whether the next text starts one
-    line_ += static_cast<int>(std::count(src_.begin() + static_cast<long>(pos_), src_.begin() + static_cast<long>(to), '\n'));
+    line_ += static_cast<int>(
+        std::count(src_.begin() + static_cast<long>(pos_), src_.begin() + static_cast<long>(to), '\n'));
     line_starting_ = to > pos_ && src_[to - 1] == '\n';
     pos_ = to;
   }
@@ -76,7 +77,8 @@ class Lexer {
 
   void read_text() {
     size_t tag = pos_;
-    while (tag < src_.size() && !(src_[tag] == '{' && (peek(tag + 1) == '%' || peek(tag + 1) == '{' || peek(tag + 1) == '#')))
+    while (tag < src_.size() &&
+           !(src_[tag] == '{' && (peek(tag + 1) == '%' || peek(tag + 1) == '{' || peek(tag + 1) == '#')))
       ++tag;
     if (tag >= src_.size()) {
       push(TokenKind::kText, src_.substr(pos_));
@@ -183,7 +185,8 @@ class Lexer {
   }
 
   void read_number() {
-    if (src_[pos_] == '0' && std::string_view("xXbBoO").find(peek(pos_ + 1)) != std::string_view::npos && peek(pos_ + 1)) {
+    if (src_[pos_] == '0' && std::string_view("xXbBoO").find(peek(pos_ + 1)) != std::string_view::npos &&
+        peek(pos_ + 1)) {
       fail(ErrorKind::kUnsupported, "line {}: hexadecimal, octal or binary number", line_);
     }
     size_t end = digits_end(pos_);
@@ -267,7 +270,10 @@ class Lexer {
     int n = 0;
     for (; n < max_digits; ++n, ++i) {
       const char c = peek(i);
-      const uint32_t digit = is_digit(c) ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : c >= 'A' && c <= 'F' ? c - 'A' + 10 : 99;
+      const uint32_t digit = is_digit(c)            ? c - '0'
+                             : c >= 'a' && c <= 'f' ? c - 'a' + 10
+                             : c >= 'A' && c <= 'F' ? c - 'A' + 10
+                                                    : 99;
       if (digit >= base) break;
       code = code * base + digit;
     }

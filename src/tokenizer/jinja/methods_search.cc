@@ -35,7 +35,8 @@ ByteRange search_range(const std::string& s, const Value* start, const Value* en
   const auto size = static_cast<int64_t>(count_code_points(s));
   const Value whole = None{};
   const SliceSpan span = resolve_slice(start ? *start : whole, end ? *end : whole, whole, size);
-  if (span.start > size || (span.count == 0 && span.start == size && start && !start->none() && start->as_int() > size)) {
+  if (span.start > size ||
+      (span.count == 0 && span.start == size && start && !start->none() && start->as_int() > size)) {
     return {1, 0};  // Python finds nothing past the end, not even the empty text
   }
   auto offset = [&](int64_t i) {
@@ -92,12 +93,8 @@ bool digit(char32_t c) {
   const auto kind = static_cast<UNumericType>(u_getIntPropertyValue(static_cast<UChar32>(c), UCHAR_NUMERIC_TYPE));
   return kind == U_NT_DECIMAL || kind == U_NT_DIGIT;
 }
-bool decimal(char32_t c) {
-  return u_getIntPropertyValue(static_cast<UChar32>(c), UCHAR_NUMERIC_TYPE) == U_NT_DECIMAL;
-}
-bool numeric(char32_t c) {
-  return u_getIntPropertyValue(static_cast<UChar32>(c), UCHAR_NUMERIC_TYPE) != U_NT_NONE;
-}
+bool decimal(char32_t c) { return u_getIntPropertyValue(static_cast<UChar32>(c), UCHAR_NUMERIC_TYPE) == U_NT_DECIMAL; }
+bool numeric(char32_t c) { return u_getIntPropertyValue(static_cast<UChar32>(c), UCHAR_NUMERIC_TYPE) != U_NT_NONE; }
 bool alphanumeric(char32_t c) { return letter(c) || numeric(c); }
 
 template <bool Upper>
@@ -181,6 +178,26 @@ Method find_method(const Value& object, std::string_view name) {
   if (!object.list() || !object.list()->indexable()) return nullptr;
   if (name == "copy" && object.list()->kind != ListKind::kList) return nullptr;
   return find_named(std::span<const Named<Method>>(kList), name);
+}
+
+bool unsupported_method(const Value& object, std::string_view name) {
+  static constexpr std::string_view kText[] = {
+      "casefold", "center", "encode",    "expandtabs", "format_map", "isascii",  "isidentifier", "isprintable",
+      "istitle",  "ljust",  "maketrans", "rindex",     "rjust",      "swapcase", "translate",    "zfill"};
+  static constexpr std::string_view kNumber[] = {
+      "real",     "imag",       "numerator",  "denominator",      "bit_length", "bit_count", "conjugate",
+      "to_bytes", "from_bytes", "is_integer", "as_integer_ratio", "hex",        "fromhex"};
+  static constexpr std::string_view kRange[] = {"start", "stop", "step"};
+  static constexpr std::string_view kView[] = {"mapping", "isdisjoint"};
+  auto has = [&](std::span<const std::string_view> names) {
+    return std::find(names.begin(), names.end(), name) != names.end();
+  };
+  if (object.text()) return has(kText);
+  if (object.is_number()) return has(kNumber);
+  if (object.callable()) return true;  // a function's attributes
+  if (!object.list()) return false;
+  if (object.list()->kind == ListKind::kRange) return has(kRange);
+  return !object.list()->indexable() && has(kView);
 }
 
 bool hidden_dict_method(std::string_view name) {

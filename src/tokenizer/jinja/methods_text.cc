@@ -52,10 +52,10 @@ Value make_texts(Interp& in, const Text& t, const std::vector<ByteRange>& ranges
   return in.list(std::move(out));
 }
 
-// Words between runs of whitespace, from either side.
+// Words between runs of whitespace, from either side. What the limit leaves over keeps the whitespace at its far end.
 std::vector<ByteRange> split_spaces(std::string_view s, int64_t limit, bool from_right) {
   std::vector<ByteRange> out;
-  ByteRange rest = strip_range(s, nullptr, true, true);
+  ByteRange rest = strip_range(s, nullptr, !from_right, from_right);
   while (rest.begin < rest.end) {
     if (limit >= 0 && static_cast<int64_t>(out.size()) == limit) {
       out.push_back(rest);

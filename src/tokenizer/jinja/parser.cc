@@ -75,10 +75,11 @@ class Parser : public ExprParser {
   StmtPtr parse_statement() {
     using Method = StmtPtr (Parser::*)();
     static constexpr std::pair<std::string_view, Method> kStatements[] = {
-        {"if", &Parser::parse_if},         {"for", &Parser::parse_for},           {"set", &Parser::parse_set},
-        {"macro", &Parser::parse_macro},   {"call", &Parser::parse_call_block},   {"filter", &Parser::parse_filter_block},
-        {"with", &Parser::parse_with},     {"generation", &Parser::parse_generation},
-        {"break", &Parser::parse_jump},    {"continue", &Parser::parse_jump}};
+        {"if", &Parser::parse_if},           {"for", &Parser::parse_for},
+        {"set", &Parser::parse_set},         {"macro", &Parser::parse_macro},
+        {"call", &Parser::parse_call_block}, {"filter", &Parser::parse_filter_block},
+        {"with", &Parser::parse_with},       {"generation", &Parser::parse_generation},
+        {"break", &Parser::parse_jump},      {"continue", &Parser::parse_jump}};
     if (!at(TokenKind::kName)) unexpected("a statement");
     for (const auto& [name, method] : kStatements) {
       if (at_name(name)) return (this->*method)();

@@ -37,7 +37,8 @@ std::string ExprParser::expect_name() {
 void ExprParser::error(std::string_view message) const { fail("line {}: {}", line(), message); }
 
 void ExprParser::unexpected(std::string_view wanted) const {
-  static constexpr const char* kKinds[] = {"text", "{{", "}}", "{%", "%}", "name", "string", "number", "number", "", "the end"};
+  static constexpr const char* kKinds[] = {"text",   "{{",     "}}",     "{%", "%}",     "name",
+                                           "string", "number", "number", "",   "the end"};
   const Token& t = peek();
   const bool named = t.kind == TokenKind::kOp || t.kind == TokenKind::kName;
   fail("line {}: expected {}, got '{}'", t.line, wanted, named ? t.text : kKinds[static_cast<int>(t.kind)]);
@@ -124,9 +125,9 @@ ExprPtr ExprParser::parse_not() {
 }
 
 ExprPtr ExprParser::parse_compare() {
-  static constexpr std::pair<std::string_view, CompareOp> kOps[] = {
-      {"==", CompareOp::kEq}, {"!=", CompareOp::kNe}, {"<", CompareOp::kLt},
-      {"<=", CompareOp::kLe}, {">", CompareOp::kGt},  {">=", CompareOp::kGe}};
+  static constexpr std::pair<std::string_view, CompareOp> kOps[] = {{"==", CompareOp::kEq}, {"!=", CompareOp::kNe},
+                                                                    {"<", CompareOp::kLt},  {"<=", CompareOp::kLe},
+                                                                    {">", CompareOp::kGt},  {">=", CompareOp::kGe}};
   auto node = make(ExprKind::kCompare, line());
   node->args.push_back(parse_sum());
   while (true) {
@@ -351,8 +352,8 @@ ExprPtr ExprParser::parse_test(ExprPtr node) {
   test->args.push_back(std::move(node));
   if (at_op("(")) {
     parse_call_args(*test);
-  } else if ((at(TokenKind::kName) && !at_name("else") && !at_name("or") && !at_name("and")) || at(TokenKind::kString) ||
-             at(TokenKind::kInt) || at(TokenKind::kFloat) || at_op("[") || at_op("{")) {
+  } else if ((at(TokenKind::kName) && !at_name("else") && !at_name("or") && !at_name("and")) ||
+             at(TokenKind::kString) || at(TokenKind::kInt) || at(TokenKind::kFloat) || at_op("[") || at_op("{")) {
     if (at_name("is")) error("tests cannot be chained with is");
     test->args.push_back(parse_postfix(parse_primary()));
   }

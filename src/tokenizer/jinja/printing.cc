@@ -35,11 +35,20 @@ void append_list_repr(std::string& out, const List& list) {
       out += fmt::format("range({}, {}", list.range[0], list.range[1]);
       out += list.range[2] == 1 ? ")" : fmt::format(", {})", list.range[2]);
       return;
-    case ListKind::kGenerator: fail("a generator has no text form; use |list or |join");
-    case ListKind::kKeys: out += "dict_keys(["; break;
-    case ListKind::kValues: out += "dict_values(["; break;
-    case ListKind::kItems: out += "dict_items(["; break;
-    case ListKind::kList: out += '['; break;
+    case ListKind::kGenerator:
+      fail("a generator has no text form; use |list or |join");
+    case ListKind::kKeys:
+      out += "dict_keys([";
+      break;
+    case ListKind::kValues:
+      out += "dict_values([";
+      break;
+    case ListKind::kItems:
+      out += "dict_items([";
+      break;
+    case ListKind::kList:
+      out += '[';
+      break;
   }
   append_items(out, list.items);
   out += list.kind == ListKind::kList ? "]" : "])";
@@ -115,8 +124,9 @@ std::string text_repr(std::string_view s) {
       out.append(s, i, length);
     } else {
       const auto code = static_cast<uint32_t>(c);
-      out += code < 0x100 ? fmt::format("\\x{:02x}", code)
-                          : code < 0x10000 ? fmt::format("\\u{:04x}", code) : fmt::format("\\U{:08x}", code);
+      out += code < 0x100     ? fmt::format("\\x{:02x}", code)
+             : code < 0x10000 ? fmt::format("\\u{:04x}", code)
+                              : fmt::format("\\U{:08x}", code);
     }
   }
   return out + quote;

@@ -19,19 +19,24 @@ void check_shape(int depth, int64_t weight) {
 Value make_plain(const nlohmann::ordered_json& json, bool trusted) {
   using Kind = nlohmann::ordered_json::value_t;
   switch (json.type()) {
-    case Kind::null: return None{};
-    case Kind::boolean: return json.get<bool>();
-    case Kind::number_integer: return json.get<int64_t>();
+    case Kind::null:
+      return None{};
+    case Kind::boolean:
+      return json.get<bool>();
+    case Kind::number_integer:
+      return json.get<int64_t>();
     case Kind::number_unsigned:
       if (json.get<uint64_t>() > static_cast<uint64_t>(INT64_MAX)) fail("integer above 2^63 in the template's input");
       return static_cast<int64_t>(json.get<uint64_t>());
-    case Kind::number_float: return json.get<double>();
+    case Kind::number_float:
+      return json.get<double>();
     case Kind::string: {
       const auto& s = json.get_ref<const std::string&>();
       if (!valid_utf8(s)) fail("text that is not UTF-8 in the template's input");
       return Text(s, trusted);
     }
-    default: fail("binary data in the template's input");
+    default:
+      fail("binary data in the template's input");
   }
 }
 
@@ -80,7 +85,8 @@ const char* type_name(const Value& v) {
   if (v.dict()) return "dict";
   if (v.callable()) return "function";
   if (const Object* o = v.object()) return o->kind == Object::Kind::kNamespace ? "Namespace" : "object";
-  static constexpr const char* kNames[] = {"list", "tuple", "range", "dict_keys", "dict_values", "dict_items", "generator"};
+  static constexpr const char* kNames[] = {"list",        "tuple",      "range",    "dict_keys",
+                                           "dict_values", "dict_items", "generator"};
   return kNames[static_cast<int>(v.list()->kind)];
 }
 

@@ -63,7 +63,7 @@ class Value {
   const Dict* dict() const { return get<DictPtr>() ? get<DictPtr>()->get() : nullptr; }
   Object* object() const { return get<Object*>() ? *get<Object*>() : nullptr; }
   const Callable* callable() const { return get<CallablePtr>() ? get<CallablePtr>()->get() : nullptr; }
-  int64_t as_int() const { return is_bool() ? *get<bool>() : *get<int64_t>(); }               // needs is_integral()
+  int64_t as_int() const { return is_bool() ? *get<bool>() : *get<int64_t>(); }  // needs is_integral()
   double as_double() const { return get<double>() ? *get<double>() : static_cast<double>(as_int()); }  // is_number()
 
  private:
@@ -108,7 +108,8 @@ struct Object {
 const char* type_name(const Value& v);  // Python's name, for messages
 int value_depth(const Value& v);
 int64_t value_weight(const Value& v);  // about the work of walking it once: tree nodes, 64-byte pieces of text
-Value make_list(std::vector<Value> items, ListKind kind = ListKind::kList);  // kTooLarge when nested too deeply or too big
+Value make_list(std::vector<Value> items,
+                ListKind kind = ListKind::kList);  // kTooLarge when nested too deeply or too big
 Value make_dict(Dict dict);
 Value make_undefined(std::string hint);
 Value from_json(const nlohmann::ordered_json& json, bool trusted, int depth = 1);
