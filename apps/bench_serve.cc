@@ -117,11 +117,13 @@ bench::TokenCounter make_counter(client::BlockingClient& server, const BenchServ
   };
 }
 
-Result<std::unique_ptr<bench::PromptSource>> make_prompts(client::BlockingClient& server, const BenchServeFlags& flags) {
+Result<std::unique_ptr<bench::PromptSource>> make_prompts(client::BlockingClient& server,
+                                                          const BenchServeFlags& flags) {
   if (!flags.prompt_file.empty()) return bench::read_prompt_file(flags.prompt_file, flags.run.chat);
   if (flags.run.chat || flags.text_prompts) {
     return bench::make_exact_texts(flags.run.num_requests + flags.run.num_warmup, flags.input_len,
-                                   flags.shared_prefix_len, flags.run.chat, flags.run.seed, make_counter(server, flags));
+                                   flags.shared_prefix_len, flags.run.chat, flags.run.seed,
+                                   make_counter(server, flags));
   }
   return bench::make_random_ids({.length = flags.input_len,
                                  .shared_prefix_length = flags.shared_prefix_len,
@@ -147,9 +149,9 @@ ordered_json config_json(const BenchServeFlags& flags) {
   return {{"url", flags.url},
           {"model", flags.run.model},
           {"endpoint", flags.endpoint},
-          {"prompts", !flags.prompt_file.empty()                  ? flags.prompt_file
+          {"prompts", !flags.prompt_file.empty()             ? flags.prompt_file
                       : flags.run.chat || flags.text_prompts ? "text"
-                                                                  : "token ids"},
+                                                             : "token ids"},
           {"num_requests", flags.run.num_requests},
           {"warmup", flags.run.num_warmup},
           {"concurrency", flags.run.request_rate > 0 ? ordered_json() : ordered_json(flags.run.concurrency)},
@@ -209,13 +211,15 @@ void add_load_options(CLI::App& app, BenchServeFlags& flags) {
   auto* concurrency = app.add_option("--concurrency,--max-concurrency", flags.run.concurrency,
                                      "Requests in flight at any time (closed loop)")
                           ->check(CLI::Range(1, 100000));
-  app.add_option("--request-rate", flags.run.request_rate, "Poisson arrivals a second (open loop), in place of --concurrency")
+  app.add_option("--request-rate", flags.run.request_rate,
+                 "Poisson arrivals a second (open loop), in place of --concurrency")
       ->check(CLI::PositiveNumber)
       ->excludes(concurrency);
   app.add_option("--num-requests,--num-prompts", flags.run.num_requests, "Requests to measure")
       ->check(CLI::Range(1, 10000000))
       ->capture_default_str();
-  app.add_option("--warmup", flags.run.num_warmup, "Requests sent first and not counted")->check(CLI::Range(0, 1000000));
+  app.add_option("--warmup", flags.run.num_warmup, "Requests sent first and not counted")
+      ->check(CLI::Range(0, 1000000));
   app.add_option("--timeout", flags.timeout_s, "Seconds one request may take")
       ->check(CLI::Range(0.001, 1e6))
       ->capture_default_str();
@@ -235,19 +239,23 @@ void add_prompt_options(CLI::App& app, BenchServeFlags& flags) {
                  "Tokens at the front that all prompts share (text prompts: to within the template's tokens)")
       ->check(CLI::NonNegativeNumber);
   app.add_option("--prompt-file", flags.prompt_file, "One prompt a line, or JSON lines with prompt or messages");
-  app.add_flag("--text-prompts", flags.text_prompts, "Text on /v1/completions, sized by /tokenize, in place of token ids");
+  app.add_flag("--text-prompts", flags.text_prompts,
+               "Text on /v1/completions, sized by /tokenize, in place of token ids");
   app.add_option("--token-range", flags.token_range, "Random ids are drawn from LOW (included) to HIGH")
       ->expected(2)
       ->capture_default_str();
   app.add_flag("--ignore-eos,!--no-ignore-eos", flags.run.ignore_eos, "Go on past the end token (default on)");
-  app.add_option("--temperature", flags.run.temperature, "0 is greedy")->check(CLI::Range(0.0, 100.0))->capture_default_str();
+  app.add_option("--temperature", flags.run.temperature, "0 is greedy")
+      ->check(CLI::Range(0.0, 100.0))
+      ->capture_default_str();
   app.add_option("--seed", flags.run.seed, "Of prompts and arrivals")->capture_default_str();
 }
 
 void add_report_options(CLI::App& app, BenchServeFlags& flags) {
   app.add_option("--json", flags.json_path, "Write all figures to this file; - prints them in place of the table");
   app.add_flag("--json-requests", flags.json_requests, "Put every request into the file too");
-  app.add_option("--sla-ttft-ms", flags.sla.ttft_ms, "Largest TTFT at the SLA's percentile")->check(CLI::PositiveNumber);
+  app.add_option("--sla-ttft-ms", flags.sla.ttft_ms, "Largest TTFT at the SLA's percentile")
+      ->check(CLI::PositiveNumber);
   app.add_option("--sla-itl-ms", flags.sla.itl_ms, "Largest gap between tokens at the SLA's percentile")
       ->check(CLI::PositiveNumber);
   app.add_option("--sla-percentile", flags.sla.percentile, "Percentile of the SLA")

@@ -31,8 +31,9 @@ Result<std::unique_ptr<chat::ChatBackend>> open_backend(ChatFlags& flags, const 
   if (flags.model_path.empty()) {
     auto backend = chat::connect_http_backend(flags.url, flags.api_key, flags.server_model);
     if (!backend.ok() && backend.error().field == "connect") {
-      return make_error(ErrorKind::kUnavailable, "no server at {} ({}). Start one with `vayu serve MODEL`, or give MODEL here",
-                        flags.url, backend.error().message);
+      return make_error(ErrorKind::kUnavailable,
+                        "no server at {} ({}). Start one with `vayu serve MODEL`, or give MODEL here", flags.url,
+                        backend.error().message);
     }
     return backend;
   }
@@ -46,7 +47,8 @@ Result<std::unique_ptr<chat::ChatBackend>> open_backend(ChatFlags& flags, const 
   Result<LocalModel> model = open_local_model(flags.model_path, flags.local, clock);
   if (show) std::fputs("\r\x1b[K", stderr);
   if (!model.ok()) return model.error();
-  return chat::make_local_backend(std::move(model->engine), std::move(model->tokenizer), std::move(model->chat_template));
+  return chat::make_local_backend(std::move(model->engine), std::move(model->tokenizer),
+                                  std::move(model->chat_template));
 }
 
 int run_chat(ChatFlags& flags) {
@@ -66,7 +68,8 @@ int run_chat(ChatFlags& flags) {
 void add_chat_command(CLI::App& root, int& exit_code) {
   CLI::App* command = root.add_subcommand("chat", "Talk to a model in the terminal");
   auto flags = std::make_shared<ChatFlags>();
-  CLI::Option* model = command->add_option("MODEL", flags->model_path, "A .gguf file to run here; without it a server is asked");
+  CLI::Option* model =
+      command->add_option("MODEL", flags->model_path, "A .gguf file to run here; without it a server is asked");
   CLI::App* server = command->add_option_group("Server");
   server->add_option("--url", flags->url, "Server")->capture_default_str()->excludes(model);
   server->add_option("--api-key", flags->api_key, "Sent as a bearer token")->envname("VAYU_API_KEY");
@@ -76,7 +79,9 @@ void add_chat_command(CLI::App& root, int& exit_code) {
   answer->add_option("--temperature", flags->settings.temperature, "0 is greedy")
       ->check(CLI::Range(0.0, 2.0))
       ->capture_default_str();
-  answer->add_option("--top-p", flags->settings.top_p, "Nucleus sampling")->check(CLI::Range(0.0, 1.0))->capture_default_str();
+  answer->add_option("--top-p", flags->settings.top_p, "Nucleus sampling")
+      ->check(CLI::Range(0.0, 1.0))
+      ->capture_default_str();
   answer->add_option("--max-tokens", flags->settings.max_tokens, "Longest answer in tokens")
       ->check(CLI::Range(1, 1 << 24))
       ->capture_default_str();

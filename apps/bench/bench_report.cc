@@ -28,8 +28,8 @@ void add_complete(const RequestRecord& record, const RunOptions& options, Report
   }
   const int64_t expected = record.expected_prompt_tokens;
   if (expected >= 0 && record.prompt_tokens != expected) ++report.prompt_tokens_wrong;
-  const bool right = options.ignore_eos ? record.output_tokens == options.output_len
-                                        : record.output_tokens <= options.output_len;
+  const bool right =
+      options.ignore_eos ? record.output_tokens == options.output_len : record.output_tokens <= options.output_len;
   if (!right) ++report.output_tokens_wrong;
 }
 
@@ -46,9 +46,11 @@ void judge(const RunResult& result, const SlaLimits& sla, Samples& samples, Repo
     inside += record.error_label.empty() && record.ttft_ms >= 0 && (!sla.ttft_ms || record.ttft_ms <= *sla.ttft_ms) &&
               (!sla.itl_ms || record.tpot_ms <= *sla.itl_ms);
   }
-  if (report.num_requests > 0) report.sla_share = static_cast<double>(inside) / static_cast<double>(report.num_requests);
+  if (report.num_requests > 0)
+    report.sla_share = static_cast<double>(inside) / static_cast<double>(report.num_requests);
   // A failed request is one that never met its target: errors beyond what the percentile forgives break the promise.
-  const double failed_share = report.num_requests > 0 ? static_cast<double>(report.num_failed) / report.num_requests : 1;
+  const double failed_share =
+      report.num_requests > 0 ? static_cast<double>(report.num_failed) / report.num_requests : 1;
   report.sla_met = !samples.ttft_ms.empty() && failed_share <= 1 - sla.percentile / 100 + 1e-12 &&
                    (!sla.ttft_ms || report.sla_ttft_ms <= *sla.ttft_ms) &&
                    (!sla.itl_ms || report.sla_itl_ms <= *sla.itl_ms);
@@ -110,26 +112,34 @@ std::string format_table(const Report& r, const SlaLimits& sla) {
   std::string out;
   out += fmt::format("requests      {} complete, {} failed in {:.2f} s (at most {} in flight){}\n", r.num_complete,
                      r.num_failed, r.duration_s, r.max_in_flight, r.interrupted ? ", interrupted" : "");
-  out += fmt::format("tokens        {} prompt ({} cached), {} output\n", r.prompt_tokens, r.cached_tokens, r.output_tokens);
+  out += fmt::format("tokens        {} prompt ({} cached), {} output\n", r.prompt_tokens, r.cached_tokens,
+                     r.output_tokens);
   out += fmt::format("throughput    {:.2f} requests/s, {:.1f} output tokens/s, {:.1f} prompt tokens/s\n\n",
                      r.request_throughput, r.output_throughput, r.prompt_throughput);
-  out += fmt::format("{:<10} {:>10} {:>10} {:>10} {:>10} {:>10} {:>10}\n", "ms", "mean", "p50", "p90", "p95", "p99", "max");
+  out += fmt::format("{:<10} {:>10} {:>10} {:>10} {:>10} {:>10} {:>10}\n", "ms", "mean", "p50", "p90", "p95", "p99",
+                     "max");
   out += summary_row("TTFT", r.ttft_ms) + summary_row("ITL", r.itl_ms) + summary_row("TPOT", r.tpot_ms) +
          summary_row("E2E", r.e2e_ms);
   for (const auto& [label, count] : r.errors) {
     out += fmt::format("\nfailed: {} x {} ({})", count, label, r.examples.at(label));
   }
   if (!r.errors.empty()) out += '\n';
-  if (r.usage_missing > 0) out += fmt::format("\ncheck: {} answers came without usage; tokens counted by events\n", r.usage_missing);
-  if (r.prompt_tokens_wrong > 0) out += fmt::format("\ncheck: {} answers count another prompt length than asked\n", r.prompt_tokens_wrong);
-  if (r.output_tokens_wrong > 0) out += fmt::format("\ncheck: {} answers have another output length than asked\n", r.output_tokens_wrong);
+  if (r.usage_missing > 0)
+    out += fmt::format("\ncheck: {} answers came without usage; tokens counted by events\n", r.usage_missing);
+  if (r.prompt_tokens_wrong > 0)
+    out += fmt::format("\ncheck: {} answers count another prompt length than asked\n", r.prompt_tokens_wrong);
+  if (r.output_tokens_wrong > 0)
+    out += fmt::format("\ncheck: {} answers have another output length than asked\n", r.output_tokens_wrong);
   if (r.tokens_per_event > 1.05) {
-    out += fmt::format("\ncheck: {:.2f} tokens an event: ITL is the gap between events, TPOT the time a token\n", r.tokens_per_event);
+    out += fmt::format("\ncheck: {:.2f} tokens an event: ITL is the gap between events, TPOT the time a token\n",
+                       r.tokens_per_event);
   }
   if (r.sla_met) {
     out += fmt::format("\nSLA {}:", *r.sla_met ? "met" : "MISSED");
     if (sla.ttft_ms) out += fmt::format(" p{:g} TTFT {:.1f} of {:g} ms", sla.percentile, r.sla_ttft_ms, *sla.ttft_ms);
-    if (sla.itl_ms) out += fmt::format("{} p{:g} ITL {:.2f} of {:g} ms", sla.ttft_ms ? "," : "", sla.percentile, r.sla_itl_ms, *sla.itl_ms);
+    if (sla.itl_ms)
+      out += fmt::format("{} p{:g} ITL {:.2f} of {:g} ms", sla.ttft_ms ? "," : "", sla.percentile, r.sla_itl_ms,
+                         *sla.itl_ms);
     out += fmt::format("; {:.1f} % of requests inside\n", 100 * r.sla_share);
   }
   return out;
@@ -162,13 +172,11 @@ ordered_json to_json(const Report& r, const SlaLimits& sla) {
                         {"output_tokens_wrong", r.output_tokens_wrong}}},
                       {"interrupted", r.interrupted}};
   if (r.sla_met) {
-    out["sla"] = {{"met", *r.sla_met},
-                  {"percentile", sla.percentile},
-                  {"ttft_ms", r.sla_ttft_ms},
-                  {"ttft_limit_ms", sla.ttft_ms ? ordered_json(*sla.ttft_ms) : ordered_json()},
-                  {"itl_ms", r.sla_itl_ms},
-                  {"itl_limit_ms", sla.itl_ms ? ordered_json(*sla.itl_ms) : ordered_json()},
-                  {"share_inside", r.sla_share}};
+    out["sla"] = {
+        {"met", *r.sla_met},          {"percentile", sla.percentile},
+        {"ttft_ms", r.sla_ttft_ms},   {"ttft_limit_ms", sla.ttft_ms ? ordered_json(*sla.ttft_ms) : ordered_json()},
+        {"itl_ms", r.sla_itl_ms},     {"itl_limit_ms", sla.itl_ms ? ordered_json(*sla.itl_ms) : ordered_json()},
+        {"share_inside", r.sla_share}};
   }
   return out;
 }

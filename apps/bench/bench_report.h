@@ -30,7 +30,7 @@ struct Report {
   int64_t usage_missing = 0, prompt_tokens_wrong = 0, output_tokens_wrong = 0;
   double tokens_per_event = 0;  // 1 when every token came in an event of its own; more makes ITL look better than it is
 
-  std::optional<bool> sla_met;  // none: no limit was given
+  std::optional<bool> sla_met;             // none: no limit was given
   double sla_ttft_ms = 0, sla_itl_ms = 0;  // at the SLA's percentile
   double sla_share = 0;  // share of all requests that are complete with TTFT and TPOT inside the limits
 };

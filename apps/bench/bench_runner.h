@@ -14,29 +14,29 @@
 #include <string>
 #include <vector>
 
-#include "base/result.h"
 #include "apps/bench/prompt_maker.h"
 #include "apps/client/http_client.h"
+#include "base/result.h"
 
 namespace vayu::bench {
 
 struct RunOptions {
   std::string model;
-  bool chat = false;            // /v1/chat/completions, else /v1/completions
+  bool chat = false;  // /v1/chat/completions, else /v1/completions
   int64_t num_requests = 100;
-  int64_t num_warmup = 0;       // sent first, with prompts of their own, and not counted
-  int64_t concurrency = 1;      // closed loop: that many at any time
-  double request_rate = 0;      // > 0: open loop, Poisson arrivals a second; concurrency then bounds the warm-up only
-  int64_t output_len = 128;     // max_tokens
-  bool ignore_eos = true;       // answers of exactly output_len tokens
+  int64_t num_warmup = 0;    // sent first, with prompts of their own, and not counted
+  int64_t concurrency = 1;   // closed loop: that many at any time
+  double request_rate = 0;   // > 0: open loop, Poisson arrivals a second; concurrency then bounds the warm-up only
+  int64_t output_len = 128;  // max_tokens
+  bool ignore_eos = true;    // answers of exactly output_len tokens
   double temperature = 0;
   uint64_t seed = 0;
   std::chrono::milliseconds timeout = std::chrono::minutes(10);  // of one request
-  bool show_progress = false;   // a line on stderr
+  bool show_progress = false;                                    // a line on stderr
 };
 
 struct RequestRecord {
-  double start_s = 0;  // since the start of the run
+  double start_s = 0;   // since the start of the run
   double ttft_ms = -1;  // -1: no token came
   double tpot_ms = -1;  // -1: fewer than two tokens
   double e2e_ms = 0;
@@ -55,7 +55,7 @@ struct RunResult {
   std::vector<RequestRecord> records;  // of requests that were started
   double duration_s = 0;               // first start to last end
   int64_t max_in_flight = 0;
-  bool interrupted = false;            // SIGINT: the rest was not sent, running requests were cut
+  bool interrupted = false;  // SIGINT: the rest was not sent, running requests were cut
 };
 
 RunResult run_requests(std::shared_ptr<const client::HttpTarget> target, const PromptSource& prompts,

@@ -46,7 +46,7 @@ TEST(PoissonArrivals, RateSpreadAndSeed) {
   }
   EXPECT_NE(other.next_s(), PoissonArrivals(50, 7).next_s());
   const Summary s = summarize(gaps);
-  EXPECT_NEAR(s.mean, 1.0 / 50, 0.0006);          // 3 standard errors of 20,000 exponential gaps are 0.00042
+  EXPECT_NEAR(s.mean, 1.0 / 50, 0.0006);           // 3 standard errors of 20,000 exponential gaps are 0.00042
   EXPECT_NEAR(s.p50, std::log(2.0) / 50, 0.0006);  // the median tells an exponential from an even spread
   EXPECT_NEAR(s.p95, std::log(20.0) / 50, 0.002);
 }

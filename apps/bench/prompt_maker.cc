@@ -14,12 +14,12 @@ namespace {
 
 // Short and frequent, so that most tokenizers give one token a word (with its space).
 constexpr std::array<std::string_view, 64> kWords = {
-    "time",  "year",  "people", "way",   "day",   "man",   "thing", "world", "life",  "hand",  "part",
-    "child", "eye",   "woman",  "place", "work",  "week",  "case",  "point", "number", "group", "fact",
-    "water", "room",  "money",  "story", "month", "lot",   "right", "study", "book",  "job",   "word",
-    "side",  "kind",  "head",   "house", "friend", "father", "power", "hour", "game",  "line",  "end",
-    "city",  "law",   "car",    "name",  "team",  "minute", "idea",  "body",  "back",  "level", "office",
-    "door",  "health", "person", "art",  "war",   "history", "party", "result", "change"};
+    "time",  "year",   "people", "way",   "day",    "man",     "thing", "world",  "life",   "hand",  "part",
+    "child", "eye",    "woman",  "place", "work",   "week",    "case",  "point",  "number", "group", "fact",
+    "water", "room",   "money",  "story", "month",  "lot",     "right", "study",  "book",   "job",   "word",
+    "side",  "kind",   "head",   "house", "friend", "father",  "power", "hour",   "game",   "line",  "end",
+    "city",  "law",    "car",    "name",  "team",   "minute",  "idea",  "body",   "back",   "level", "office",
+    "door",  "health", "person", "art",   "war",    "history", "party", "result", "change"};
 
 json user_message(std::string text) { return json::array({{{"role", "user"}, {"content", std::move(text)}}}); }
 
@@ -60,7 +60,8 @@ Result<Prompt> parse_json_line(const std::string& line, int line_number, bool ch
     if (!chat) return field_error("prompt-file", "line {} has messages: use --endpoint chat", line_number);
     return Prompt{value["messages"]};
   }
-  if (!value.contains("prompt")) return field_error("prompt-file", "line {} has neither prompt nor messages", line_number);
+  if (!value.contains("prompt"))
+    return field_error("prompt-file", "line {} has neither prompt nor messages", line_number);
   const json& prompt = value["prompt"];
   if (prompt.is_array() && chat) {
     return field_error("prompt-file", "line {} has token ids: use --endpoint completions", line_number);

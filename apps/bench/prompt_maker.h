@@ -9,14 +9,14 @@
 #include <string>
 #include <vector>
 
-#include "base/result.h"
 #include "apps/bench/random.h"
+#include "base/result.h"
 
 namespace vayu::bench {
 
 struct Prompt {
-  nlohmann::json content;      // token ids, a string, or (chat) a message list
-  int64_t num_tokens = -1;     // as the server's usage should count them; -1: not known
+  nlohmann::json content;   // token ids, a string, or (chat) a message list
+  int64_t num_tokens = -1;  // as the server's usage should count them; -1: not known
 };
 
 class PromptSource {

@@ -17,7 +17,8 @@ Result<int64_t> fake_count(const std::string& text) {
 }
 
 TEST(RandomIds, LengthRangePrefixAndSeed) {
-  const auto source = make_random_ids({.length = 100, .shared_prefix_length = 64, .first_id = 10, .end_id = 20, .seed = 3});
+  const auto source =
+      make_random_ids({.length = 100, .shared_prefix_length = 64, .first_id = 10, .end_id = 20, .seed = 3});
   const auto a = source->prompt(0).content.get<std::vector<int>>();
   const auto b = source->prompt(1).content.get<std::vector<int>>();
   ASSERT_EQ(a.size(), 100u);

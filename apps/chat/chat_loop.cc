@@ -92,7 +92,8 @@ bool ChatLoop::handle_command(const std::string& line) {
   } else if (name == "/system") {
     system_prompt_ = rest;
     turns_.clear();
-    note(rest.empty() ? "no system prompt; the conversation is forgotten" : "system prompt set; the conversation is forgotten");
+    note(rest.empty() ? "no system prompt; the conversation is forgotten"
+                      : "system prompt set; the conversation is forgotten");
   } else if (name == "/stats") {
     show_stats();
   } else {

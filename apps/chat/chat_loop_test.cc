@@ -72,7 +72,8 @@ TEST(ChatLoop, PipedLinesGivePlainAnswersOfOneConversation) {
 
 TEST(ChatLoop, CommandsChangeTheConversation) {
   Session s;
-  EXPECT_EQ(s.run({"a", "/system Be brief.", "b", "/reset", "c", "/system", "d", "/stats", "/bogus", "/exit", "never"}), 0);
+  EXPECT_EQ(s.run({"a", "/system Be brief.", "b", "/reset", "c", "/system", "d", "/stats", "/bogus", "/exit", "never"}),
+            0);
   EXPECT_EQ(s.out, "1:a\n2:b\n2:c\n1:d\nnumbers\n");
   EXPECT_NE(s.err.find("/bogus"), std::string::npos);
 }
@@ -113,7 +114,9 @@ TEST(ChatLoop, AnInteractiveSessionShowsSpeedAndMasksControls) {
   s.run({"x\x1b]0;title\x07y"});
   EXPECT_NE(s.out.find("11 tokens, 20.0 tokens/s, first after 20 ms"), std::string::npos);
   EXPECT_NE(s.out.find("1:x?]0;title?y"), std::string::npos);
-  EXPECT_EQ(mask_control_characters("a\tb\nनमस्ते \xc2\x9b" "31m\x7f\r"), "a\tb\nनमस्ते ?31m??");
+  EXPECT_EQ(mask_control_characters("a\tb\nनमस्ते \xc2\x9b"
+                                    "31m\x7f\r"),
+            "a\tb\nनमस्ते ?31m??");
 }
 
 TEST(StatsText, ToleratesOddBodies) {

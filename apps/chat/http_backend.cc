@@ -51,7 +51,8 @@ class HttpBackend : public ChatBackend {
       return answer.stats;
     }
     if ((*response)->status / 100 != 2) return client::http_error(**response);
-    if (!answer.done) return make_error(ErrorKind::kIo, "the server ended the connection before the answer was complete");
+    if (!answer.done)
+      return make_error(ErrorKind::kIo, "the server ended the connection before the answer was complete");
     return answer.stats;
   }
 
@@ -109,8 +110,8 @@ class HttpBackend : public ChatBackend {
     return {"POST", "/v1/chat/completions", body.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace)};
   }
 
-  asio::awaitable<void> exchange(const HttpRequest& request, Answer& answer, std::optional<Result<HttpResponse>>& response,
-                                 asio::steady_timer& timer) {
+  asio::awaitable<void> exchange(const HttpRequest& request, Answer& answer,
+                                 std::optional<Result<HttpResponse>>& response, asio::steady_timer& timer) {
     const client::BodySink sink = [&](std::string_view bytes) {
       const bool fits = answer.parser.push(bytes, [&](std::string_view data) {
         if (!answer.done && !answer.error) answer.take_event(data);

@@ -85,7 +85,8 @@ class LocalBackend : public ChatBackend {
     }
     VAYU_ASSIGN_OR_RETURN(const RenderedPrompt prompt, template_->render(context));
     Request request;
-    request.prompt = tokenizer_->encode(prompt.text, {.parse_special = true, .add_special = false, .trusted = prompt.trusted});
+    request.prompt =
+        tokenizer_->encode(prompt.text, {.parse_special = true, .add_special = false, .trusted = prompt.trusted});
     const int64_t room = engine_->info().max_context - static_cast<int64_t>(request.prompt.size());
     if (request.prompt.empty() || room < 1) {
       return make_error(ErrorKind::kInvalidArgument,

@@ -109,11 +109,13 @@ struct Fixture {
   std::vector<std::string> pieces;
   std::string text;
 
-  Result<AnswerStats> ask(const std::string& question, const StopQuery& stop = [] { return false; }) {
+  Result<AnswerStats> ask(
+      const std::string& question, const StopQuery& stop = [] { return false; }) {
     pieces.clear();
     text.clear();
-    return backend->answer({{"user", question}}, {.temperature = 0.5f, .max_tokens = 1000, .seed = 9},
-                           [&](std::string_view piece) { pieces.emplace_back(piece), text += piece; }, stop);
+    return backend->answer(
+        {{"user", question}}, {.temperature = 0.5f, .max_tokens = 1000, .seed = 9},
+        [&](std::string_view piece) { pieces.emplace_back(piece), text += piece; }, stop);
   }
 };
 

@@ -28,7 +28,8 @@ Result<std::string> format_server_stats(const std::string& json_text) {
   out += fmt::format("tokens/s   {} output, {} prompt\n", number(s, "tokens_per_s"), number(s, "prompt_tokens_per_s"));
   const json kv = s.value("kv", json::object());
   if (kv.is_object()) {
-    out += fmt::format("KV pages   {} cached, {} free of {}\n", number(kv, "cached"), number(kv, "free"), number(kv, "total"));
+    out += fmt::format("KV pages   {} cached, {} free of {}\n", number(kv, "cached"), number(kv, "free"),
+                       number(kv, "total"));
   }
   for (const auto& [key, label] : {std::pair{"ttft_ms", "TTFT"}, std::pair{"itl_ms", "ITL"}}) {
     const auto it = s.find(key);

@@ -64,7 +64,8 @@ class ScriptServer {
 constexpr const char* kOk = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
 
 Result<HttpResponse> stream_once(const std::shared_ptr<const HttpTarget>& target, const BodySink& sink,
-                                 std::chrono::milliseconds timeout, const std::function<void(HttpConnection&)>& poke = {}) {
+                                 std::chrono::milliseconds timeout,
+                                 const std::function<void(HttpConnection&)>& poke = {}) {
   asio::io_context io;
   HttpConnection connection(io.get_executor(), target);
   std::optional<Result<HttpResponse>> result;
@@ -109,9 +110,16 @@ TEST(HttpClient, AKeptConnectionThatDiedIsOpenedAgain) {
 }
 
 TEST(HttpClient, PiecesOfAChunkedStreamArriveWhole) {
-  ScriptServer server({{{"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhel", "lo\r\n", "1", "\r\n!\r\n0\r\n\r\n"}}});
+  ScriptServer server(
+      {{{"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhel", "lo\r\n", "1", "\r\n!\r\n0\r\n\r\n"}}});
   std::string got;
-  const auto response = stream_once(server.target(), [&](std::string_view piece) { got += piece; return true; }, 5s);
+  const auto response = stream_once(
+      server.target(),
+      [&](std::string_view piece) {
+        got += piece;
+        return true;
+      },
+      5s);
   ASSERT_TRUE(response.ok()) << response.error().message;
   EXPECT_EQ(got, "hello!");
   EXPECT_EQ(response->body, "");
@@ -120,7 +128,8 @@ TEST(HttpClient, PiecesOfAChunkedStreamArriveWhole) {
 TEST(HttpClient, AnErrorAnswerDoesNotReachTheSink) {
   ScriptServer server({{{"HTTP/1.1 429 Too Many\r\nContent-Length: 4\r\n\r\nfull"}}});
   bool called = false;
-  const auto response = stream_once(server.target(), [&](std::string_view) { return called = true; }, 5s);
+  const auto response = stream_once(
+      server.target(), [&](std::string_view) { return called = true; }, 5s);
   ASSERT_TRUE(response.ok());
   EXPECT_EQ(response->body, "full");
   EXPECT_FALSE(called);
@@ -130,7 +139,8 @@ TEST(HttpClient, FailuresHaveLabels) {
   const auto label = [](std::vector<Step> script, std::chrono::milliseconds timeout,
                         const std::function<void(HttpConnection&)>& poke = {}) {
     ScriptServer server(std::move(script));
-    const auto result = stream_once(server.target(), [](std::string_view) { return true; }, timeout, poke);
+    const auto result = stream_once(
+        server.target(), [](std::string_view) { return true; }, timeout, poke);
     return result.ok() ? "ok" : result.error().field;
   };
   const std::string half = "HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nhalf";

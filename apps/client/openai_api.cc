@@ -67,14 +67,27 @@ Result<StreamEvent> parse_stream_event(std::string_view data) {
 Error http_error(const HttpResponse& response) {
   ErrorKind kind = ErrorKind::kInternal;
   switch (response.status) {
-    case 400: kind = ErrorKind::kInvalidArgument; break;
+    case 400:
+      kind = ErrorKind::kInvalidArgument;
+      break;
     case 401:
-    case 403: kind = ErrorKind::kUnauthorized; break;
-    case 404: kind = ErrorKind::kNotFound; break;
-    case 413: kind = ErrorKind::kTooLarge; break;
-    case 429: kind = ErrorKind::kResourceExhausted; break;
-    case 503: kind = ErrorKind::kUnavailable; break;
-    default: break;
+    case 403:
+      kind = ErrorKind::kUnauthorized;
+      break;
+    case 404:
+      kind = ErrorKind::kNotFound;
+      break;
+    case 413:
+      kind = ErrorKind::kTooLarge;
+      break;
+    case 429:
+      kind = ErrorKind::kResourceExhausted;
+      break;
+    case 503:
+      kind = ErrorKind::kUnavailable;
+      break;
+    default:
+      break;
   }
   std::string message = message_of(json::parse(response.body, nullptr, /*allow_exceptions=*/false));
   if (message.empty()) message = "no further words from the server";

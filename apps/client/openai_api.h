@@ -6,8 +6,8 @@
 #include <string>
 #include <string_view>
 
-#include "base/result.h"
 #include "apps/client/http_client.h"
+#include "base/result.h"
 
 namespace vayu::client {
 
@@ -18,10 +18,10 @@ struct Usage {
 };
 
 struct StreamEvent {
-  bool done = false;          // the [DONE] mark
-  bool has_token = false;     // brings a token: text, or on /v1/completions an empty text without finish_reason (a token
-                              // whose characters are not complete, or a marker). A chat event that only tells the role
-                              // has none.
+  bool done = false;       // the [DONE] mark
+  bool has_token = false;  // brings a token: text, or on /v1/completions an empty text without finish_reason (a token
+                           // whose characters are not complete, or a marker). A chat event that only tells the role
+                           // has none.
   std::string text;
   std::string finish_reason;  // empty: not finished
   std::optional<Usage> usage;

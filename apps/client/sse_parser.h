@@ -23,10 +23,10 @@ class SseParser {
   void take_line(std::string_view line, const DataSink& on_data);
 
   const size_t max_event_bytes_ = 16u << 20;
-  std::string line_;         // unfinished line
-  std::string data_;         // data lines of the unfinished event
+  std::string line_;  // unfinished line
+  std::string data_;  // data lines of the unfinished event
   bool has_data_ = false;
-  bool after_cr_ = false;    // the last byte was \r: a \n that follows belongs to it
+  bool after_cr_ = false;  // the last byte was \r: a \n that follows belongs to it
   bool overflow_ = false;
 };
 

@@ -18,7 +18,8 @@ std::vector<std::string> parse_in_pieces(std::string_view bytes, size_t piece) {
 
 TEST(SseParser, EveryCutGivesTheSameEvents) {
   const std::string stream =
-      ": ping\n\ndata: {\"a\":1}\n\nevent: x\r\ndata:नमस्ते\r\ndata: two\r\n\r\nid: 7\rdata: \r\r\n\ndata: [DONE]\n\ndata: cut off";
+      ": ping\n\ndata: {\"a\":1}\n\nevent: x\r\ndata:नमस्ते\r\ndata: two\r\n\r\nid: 7\rdata: \r\r\n\ndata: "
+      "[DONE]\n\ndata: cut off";
   const std::vector<std::string> expected = {"{\"a\":1}", "नमस्ते\ntwo", "", "[DONE]"};
   for (size_t piece = 1; piece <= stream.size(); ++piece) EXPECT_EQ(parse_in_pieces(stream, piece), expected) << piece;
 }
