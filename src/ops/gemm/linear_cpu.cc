@@ -115,6 +115,13 @@ void store_tile(const LinearArgs& args, int64_t first_token, int64_t tokens, int
   }
 }
 
+// Asks for the lines of y that store_tile will write: each is on a page of its own, and a store that misses is slow.
+HWY_INLINE void prefetch_y(const LinearArgs& args, int64_t first_token, int64_t tokens, int64_t row) {
+  const int64_t stride = args.weight->rows();
+  const float* y = args.y + first_token * stride + row;
+  for (int64_t t = 0; t < tokens; ++t) __builtin_prefetch(y + t * stride, 1);
+}
+
 // Work item: tile `item % tiles` for the token block `item / tiles`.
 void multiply_items(const Job& job, int64_t begin, int64_t end) {
   alignas(64) float acc[kGroupsPerBlock * kMaxGroup * kTileRows];
@@ -130,6 +137,7 @@ void multiply_items(const Job& job, int64_t begin, int64_t end) {
     const int64_t row = (tile - part->first_tile) * kTileRows;
     const uint8_t* packed = part->tiles + (tile - part->first_tile) * part->tile_bytes;
     std::memset(acc, 0, tokens * kTileRows * sizeof(float));
+    prefetch_y(*job.args, first_token, tokens, part->first_row + row);
     const bool is_float = part->format->scales == TileScales::kNone;
     (is_float ? multiply_float : multiply_quantised)(job, *part->format, packed, first_group, end_group, acc);
     store_tile(*job.args, first_token, tokens, part->first_row + row, std::min(kTileRows, part->rows - row), acc);
