@@ -276,9 +276,10 @@ Status RadixTree::audit() const {
   for (PageId page = oldest_; page != kNoPage && listed <= in_tree; page = nodes_[page].newer) ++listed;
   if (in_tree != num_pages_ || unlocked != num_evictable_ || listed != unlocked ||
       in_tree != pool_.count(PagePool::Owner::kTree)) {
-    return make_error(ErrorKind::kInternal, "radix tree: {} pages, counted {}, pool says {}; evictable {}, counted {}, "
-                      "listed {}", num_pages_, in_tree, pool_.count(PagePool::Owner::kTree), num_evictable_, unlocked,
-                      listed);
+    return make_error(ErrorKind::kInternal,
+                      "radix tree: {} pages, counted {}, pool says {}; evictable {}, counted {}, "
+                      "listed {}",
+                      num_pages_, in_tree, pool_.count(PagePool::Owner::kTree), num_evictable_, unlocked, listed);
   }
   return {};
 }

@@ -106,10 +106,10 @@ class RadixTree {
 
   PagePool& pool_;
   RadixTreeOptions options_;
-  std::vector<Node> nodes_;       // (num_pages) indexed by page
-  std::vector<TokenId> tokens_;   // (num_pages, page_size)
-  std::vector<PageId> buckets_;   // hash table of chains through next_in_bucket; a power of two
-  std::vector<PageId> scratch_;   // subtree walk of discard
+  std::vector<Node> nodes_;      // (num_pages) indexed by page
+  std::vector<TokenId> tokens_;  // (num_pages, page_size)
+  std::vector<PageId> buckets_;  // hash table of chains through next_in_bucket; a power of two
+  std::vector<PageId> scratch_;  // subtree walk of discard
   PageId oldest_ = kNoPage, newest_ = kNoPage;
   int32_t num_pages_ = 0;
   int32_t num_evictable_ = 0;

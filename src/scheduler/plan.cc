@@ -2,7 +2,8 @@
 // find pages for them in order of service (evicting, then preempting from the back), write the batch.
 //
 // Progress: the first running answer is offered at least one token, may take every page from those behind it, and fits
-// the pool by admit_check; with none running, the first waiting one is admitted because every page is free or evictable.
+// the pool by admit_check; with none running, the first waiting one is admitted because every page is free or
+// evictable.
 #include <algorithm>
 
 #include "base/check.h"
@@ -50,9 +51,9 @@ void Scheduler::admit_waiting() {
   const int32_t max_prefills = config_.policy == SchedulerPolicy::kMixed ? config_.chunked_prefill_size : 1;
   int32_t prefills = 0, long_prefills = 0;
   const auto is_hopeless = [this] {  // no slot, and nobody less urgent to take one from
-    return waiting_.empty() || (static_cast<int32_t>(running_.size()) == config_.max_num_seqs &&
-                                running_.back()->request->request.priority <=
-                                    waiting_.front()->request->request.priority);
+    return waiting_.empty() ||
+           (static_cast<int32_t>(running_.size()) == config_.max_num_seqs &&
+            running_.back()->request->request.priority <= waiting_.front()->request->request.priority);
   };
   for (const Sequence* seq : running_) {
     prefills += seq->num_missing() > 1;
@@ -169,8 +170,8 @@ void Scheduler::start(Sequence& seq, size_t index) {
   seq.num_tree_pages = static_cast<int32_t>(path_.size());
   seq.num_computed = seq.num_tree_pages * pool_.page_size();
   if (seq.tokens.empty()) {
-    const int64_t capacity = std::min<int64_t>(max_tokens_, int64_t{state.prompt_len()} +
-                                                                state.request.sampling.max_tokens);
+    const int64_t capacity =
+        std::min<int64_t>(max_tokens_, int64_t{state.prompt_len()} + state.request.sampling.max_tokens);
     seq.tokens.reserve(capacity);
     seq.tokens.assign(state.request.prompt.begin(), state.request.prompt.end());
     seq.pages.reserve(pool_.pages_for(static_cast<int32_t>(capacity)));
@@ -348,7 +349,8 @@ void Scheduler::add_samples(Sequence& seq, int32_t first_token, Batch& batch) {
   const int32_t end = seq.num_computed + seq.num_planned;
   if (state.scoring()) {
     const int32_t last = std::min(end, state.prompt_len() - 1);
-    for (int32_t p = std::max(seq.num_computed, state.num_scored()); p < last; ++p) add(p).target = request.prompt[p + 1];
+    for (int32_t p = std::max(seq.num_computed, state.num_scored()); p < last; ++p)
+      add(p).target = request.prompt[p + 1];
   }
   if (end < seq.num_tokens()) return;
   SampleTask& task = add(end - 1);

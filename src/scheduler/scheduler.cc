@@ -33,8 +33,8 @@ SchedulerConfig Scheduler::normalize(SchedulerConfig config, const ExecutorLimit
   config.max_num_batched_tokens = std::clamp(config.max_num_batched_tokens, 1, limits.max_step_tokens);
   config.chunked_prefill_size = std::clamp(config.chunked_prefill_size, 1, config.max_num_batched_tokens);
   config.max_logits_per_step = std::max(config.max_logits_per_step, 1);
-  config.max_num_seqs = std::clamp(config.max_num_seqs, 1, std::min({limits.max_rows, config.max_num_batched_tokens,
-                                                                     config.max_logits_per_step}));
+  config.max_num_seqs = std::clamp(
+      config.max_num_seqs, 1, std::min({limits.max_rows, config.max_num_batched_tokens, config.max_logits_per_step}));
   config.max_long_prefills = std::max(config.max_long_prefills, 1);
   return config;
 }
@@ -43,8 +43,8 @@ Scheduler::Scheduler(SchedulerConfig config, const ExecutorLimits& limits, const
     : config_(normalize(std::move(config), limits)),
       limits_(limits),
       clock_(clock),
-      max_tokens_(static_cast<int32_t>(
-          std::min<int64_t>(limits.max_context, int64_t{limits.num_pages} * limits.page_size))),
+      max_tokens_(
+          static_cast<int32_t>(std::min<int64_t>(limits.max_context, int64_t{limits.num_pages} * limits.page_size))),
       pool_(limits.num_pages, limits.page_size),
       tree_(pool_, config_.tree),
       next_deadline_us_(kNever) {
@@ -61,11 +61,11 @@ Status Scheduler::admit_check(const Request& request) const {
   if (request.prompt.empty()) return field_error("prompt", "the prompt has no tokens");
   if (request.n < 1) return field_error("n", "n is {}; at least 1 answer", request.n);
   if (static_cast<int64_t>(request.prompt.size()) >= max_tokens_) {
-    return field_error("prompt",
-                       "the prompt has {} tokens; at most {} fit, with room for one token of output (context {} tokens, "
-                       "KV pool {} tokens)",
-                       request.prompt.size(), max_tokens_ - 1, limits_.max_context,
-                       int64_t{limits_.num_pages} * limits_.page_size);
+    return field_error(
+        "prompt",
+        "the prompt has {} tokens; at most {} fit, with room for one token of output (context {} tokens, "
+        "KV pool {} tokens)",
+        request.prompt.size(), max_tokens_ - 1, limits_.max_context, int64_t{limits_.num_pages} * limits_.page_size);
   }
   return {};
 }
@@ -87,8 +87,8 @@ Status Scheduler::add(Request request) {
   state.banned = ids_that_end(params, config_.end_ids);
   if (params.prompt_logprobs >= 0) {
     state.prompt_scores.reserve(state.prompt_len());
-    state.prompt_scores.push_back({.token = state.request.prompt[0],
-                                   .logprob = std::numeric_limits<float>::quiet_NaN(), .top = {}});
+    state.prompt_scores.push_back(
+        {.token = state.request.prompt[0], .logprob = std::numeric_limits<float>::quiet_NaN(), .top = {}});
   }
   if (state.request.deadline_us > 0) next_deadline_us_ = std::min(next_deadline_us_, state.request.deadline_us);
   if (!has_work()) work_since_us_ = std::max<int64_t>(clock_.now_us(), 1);
@@ -188,7 +188,8 @@ void Scheduler::commit_token(Sequence& seq, const SampleResult& result) {
   SequenceDelta& delta = new_delta(seq);
   delta.tokens.push_back(to_output_token(result));
   if (params.prompt_logprobs >= 0 && !std::exchange(seq.prompt_sent, true)) delta.prompt = state.prompt_scores;
-  // Below min_tokens the sampler cannot choose these ids; only the forcing hook can, and then they do not end it either.
+  // Below min_tokens the sampler cannot choose these ids; only the forcing hook can, and then they do not end it
+  // either.
   if (num_output > params.min_tokens && std::ranges::binary_search(state.banned, result.token)) {
     delta.finish = FinishReason::kStop;
     delta.stop_token = result.token;

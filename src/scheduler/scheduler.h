@@ -133,18 +133,18 @@ class Scheduler {
   RadixTree tree_;
 
   std::unordered_map<RequestId, std::unique_ptr<RequestState>> requests_;
-  std::vector<Sequence*> waiting_;  // in order of service; hold no pages
-  std::vector<Sequence*> running_;  // in order of service
-  std::vector<Sequence*> rows_;     // of the step under way
-  std::vector<RequestId> dead_;     // requests whose record goes once nobody walks over it any more
-  std::vector<PageId> path_;        // scratch of match_prefix
-  std::vector<Sequence*> prefills_; // scratch of share_prefill_tokens
+  std::vector<Sequence*> waiting_;   // in order of service; hold no pages
+  std::vector<Sequence*> running_;   // in order of service
+  std::vector<Sequence*> rows_;      // of the step under way
+  std::vector<RequestId> dead_;      // requests whose record goes once nobody walks over it any more
+  std::vector<PageId> path_;         // scratch of match_prefix
+  std::vector<Sequence*> prefills_;  // scratch of share_prefill_tokens
   std::vector<SequenceDelta> deltas_;
   bool in_flight_ = false;
   SeqId next_seq_ = 1;
-  int64_t next_deadline_us_ = 0;    // no waiting answer expires before
-  int64_t work_since_us_ = 0;       // 0: idle
-  EngineStats counters_;            // the running totals; stats() fills in the rest
+  int64_t next_deadline_us_ = 0;  // no waiting answer expires before
+  int64_t work_since_us_ = 0;     // 0: idle
+  EngineStats counters_;          // the running totals; stats() fills in the rest
 };
 
 }  // namespace vayu

@@ -13,8 +13,12 @@ namespace {
 void BM_DecodeStep(benchmark::State& state) {
   const auto rows = static_cast<int32_t>(state.range(0));
   const auto context = static_cast<int32_t>(state.range(1));
-  const ExecutorLimits limits{.vocab_size = 50000, .page_size = 16, .num_pages = rows * (context / 16 + 1024),
-                              .max_step_tokens = 8192, .max_rows = rows, .max_context = 1 << 20};
+  const ExecutorLimits limits{.vocab_size = 50000,
+                              .page_size = 16,
+                              .num_pages = rows * (context / 16 + 1024),
+                              .max_step_tokens = 8192,
+                              .max_rows = rows,
+                              .max_context = 1 << 20};
   SchedulerConfig config;
   config.max_num_batched_tokens = config.chunked_prefill_size = 8192;
   config.max_num_seqs = rows;

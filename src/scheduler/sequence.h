@@ -50,10 +50,10 @@ struct Sequence {
 struct RequestState {
   Request request;
   NamespaceId space = 0;
-  bool started = false;              // some answer had pages once: the deadline no longer applies
-  int32_t num_alive = 0;             // answers not done
-  std::vector<Sequence> sequences;   // (n) never resized
-  std::vector<TokenId> banned;       // ids that end an answer, held back by min_tokens; sorted
+  bool started = false;                    // some answer had pages once: the deadline no longer applies
+  int32_t num_alive = 0;                   // answers not done
+  std::vector<Sequence> sequences;         // (n) never resized
+  std::vector<TokenId> banned;             // ids that end an answer, held back by min_tokens; sorted
   std::vector<OutputToken> prompt_scores;  // grows while prompt log-probabilities come in; shared by all answers
 
   int32_t prompt_len() const { return static_cast<int32_t>(request.prompt.size()); }

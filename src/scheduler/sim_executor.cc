@@ -50,9 +50,7 @@ SampleResult sim_sample(const SimModel& model, int32_t vocab_size, uint64_t cont
     return result;
   }
   const bool scores = task.target != kNoToken;
-  result.token = scores                     ? task.target
-                 : task.forced != kNoToken ? task.forced
-                                           : draw(model, vocab_size, context, task);
+  result.token = scores ? task.target : task.forced != kNoToken ? task.forced : draw(model, vocab_size, context, task);
   result.logprob = sim_logprob(context, result.token);
   result.num_top = std::clamp(scores ? task.params->prompt_logprobs : task.params->logprobs, 0, kMaxTopLogprobs);
   for (int32_t i = 0; i < result.num_top; ++i) {

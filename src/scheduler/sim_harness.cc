@@ -98,8 +98,8 @@ SimAnswer sim_reference(const SimModel& model, const ExecutorLimits& limits, int
 
 std::string sim_difference(const SimAnswer& got, const SimAnswer& reference) {
   if (!got.finish) return "not ended";
-  const bool cancelled = *got.finish == FinishReason::kCancelled ||
-                         (*got.finish == FinishReason::kStop && got.stop_token == kNoToken);
+  const bool cancelled =
+      *got.finish == FinishReason::kCancelled || (*got.finish == FinishReason::kStop && got.stop_token == kNoToken);
   const bool prompt_missing = cancelled && got.tokens.empty() && got.prompt.empty();
   std::string difference = compare("output", got.tokens, reference.tokens, cancelled);
   if (difference.empty() && !prompt_missing) difference = compare("prompt", got.prompt, reference.prompt, false);
@@ -139,8 +139,8 @@ void SimHarness::collect() {
 
 void SimHarness::take(SequenceDelta& delta) {
   SimAnswer& answer = answers.at({delta.request_id, delta.choice});
-  if (answer.finish) faults.push_back(fmt::format("request {} choice {}: news after its end", delta.request_id,
-                                                  delta.choice));
+  if (answer.finish)
+    faults.push_back(fmt::format("request {} choice {}: news after its end", delta.request_id, delta.choice));
   if (!delta.prompt.empty() && (!answer.prompt.empty() || !answer.tokens.empty())) {
     faults.push_back(fmt::format("request {} choice {}: late prompt scores", delta.request_id, delta.choice));
   }

@@ -30,7 +30,9 @@ struct Totals {
 class EpisodeRun {
  public:
   EpisodeRun(uint64_t seed, Totals& totals)
-      : traffic_(seed), episode_(traffic_.make_episode()), sim_(episode_.config, episode_.model, episode_.limits),
+      : traffic_(seed),
+        episode_(traffic_.make_episode()),
+        sim_(episode_.config, episode_.model, episode_.limits),
         totals_(totals) {}
 
   void run() {
@@ -99,7 +101,8 @@ class EpisodeRun {
     for (auto it = live_.begin(); it != live_.end();) {
       const Request& request = it->second;
       int32_t ended = 0;
-      for (int32_t choice = 0; choice < request.n; ++choice) ended += sim_.answer(request.id, choice).finish.has_value();
+      for (int32_t choice = 0; choice < request.n; ++choice)
+        ended += sim_.answer(request.id, choice).finish.has_value();
       if (ended < request.n) {
         ++it;
         continue;
@@ -174,11 +177,12 @@ TEST(Simulator, RandomTraffic) {
     EpisodeRun(seed, totals).run();
     if (HasFailure()) return;
   }
-  std::printf("%lu steps in %lu episodes: %lu requests, %lu refused, %lu preemptions, %lu cached tokens, %lu NaN rows; "
-              "answers: %lu stop, %lu length, %lu cancelled, %lu error\n",
-              totals.steps, episodes, totals.requests, totals.refused, totals.preemptions, totals.cached_tokens,
-              totals.failed_rows, totals.ends[FinishReason::kStop], totals.ends[FinishReason::kLength],
-              totals.ends[FinishReason::kCancelled], totals.ends[FinishReason::kError]);
+  std::printf(
+      "%lu steps in %lu episodes: %lu requests, %lu refused, %lu preemptions, %lu cached tokens, %lu NaN rows; "
+      "answers: %lu stop, %lu length, %lu cancelled, %lu error\n",
+      totals.steps, episodes, totals.requests, totals.refused, totals.preemptions, totals.cached_tokens,
+      totals.failed_rows, totals.ends[FinishReason::kStop], totals.ends[FinishReason::kLength],
+      totals.ends[FinishReason::kCancelled], totals.ends[FinishReason::kError]);
   // The traffic reaches what it is meant to reach.
   if (steps >= 50'000) {
     EXPECT_GT(totals.preemptions, 100u);

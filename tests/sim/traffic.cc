@@ -40,8 +40,8 @@ Episode Traffic::make_episode() {
 
 SchedulerConfig Traffic::make_config(int32_t vocab_size) {
   SchedulerConfig config;
-  config.policy = pick({SchedulerPolicy::kMixed, SchedulerPolicy::kMixed, SchedulerPolicy::kFixedChunk,
-                        SchedulerPolicy::kPrefillFirst});
+  config.policy = pick(
+      {SchedulerPolicy::kMixed, SchedulerPolicy::kMixed, SchedulerPolicy::kFixedChunk, SchedulerPolicy::kPrefillFirst});
   config.end_ids = {uniform(0, vocab_size / 2 - 1), uniform(vocab_size / 2, vocab_size - 1)};
   config.max_num_batched_tokens = uniform(1, 200);
   config.chunked_prefill_size = pick({1, 16, 17, 512});
