@@ -267,7 +267,7 @@ TEST(ChatMessages, ContentBecomesText) {
   EXPECT_EQ(normalised(R"([{"role":"user"}])"), R"([{"role":"user","content":""}])");
   EXPECT_EQ(normalised(R"([{"role":"user","content":[]}])"), R"([{"role":"user","content":""}])");
   EXPECT_EQ(normalised(R"([{"role":"system","content":[{"type":"text","text":"a"},{"type":"text","text":"b"}]}])"),
-            R"([{"role":"system","content":"a\nb"}])");
+            R"([{"role":"system","content":"ab"}])");
   EXPECT_EQ(normalised(R"([{"role":"developer","content":"x","name":null}])"), R"([{"role":"system","content":"x"}])");
 }
 

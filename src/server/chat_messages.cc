@@ -11,7 +11,6 @@ Result<std::string> join_parts(const Json& parts, const std::string& path) {
   for (size_t i = 0; i < parts.size(); ++i) {
     const Json& part = parts[i];
     const std::string at = fmt::format("{}[{}]", path, i);
-    if (i > 0) text += '\n';
     if (part.is_string()) {
       text += part.get_ref<const std::string&>();
       continue;
@@ -22,7 +21,7 @@ Result<std::string> join_parts(const Json& parts, const std::string& path) {
     const auto& kind = type->get_ref<const std::string&>();
     const bool refusal = kind == "refusal";
     if (kind != "text" && kind != "input_text" && kind != "output_text" && !refusal) {
-      return field_error(at, "{}: this model reads text only; parts of another type are not supported.", at);
+      return field_error(at, "{}: this model reads text only; image, audio and file parts are not supported.", at);
     }
     const auto value = part.find(refusal ? "refusal" : "text");
     if (value == part.end() || !value->is_string()) return field_error(at, "{} needs a text.", at);

@@ -200,7 +200,7 @@ void Generation::add_part(Answer& answer, std::string text, std::span<const Outp
 }
 
 void Generation::add_event(const Json& event) {
-  any_event_ = true;
+  has_output_ = true;
   events_.append("data: ").append(dump(event)).append("\n\n");
 }
 
@@ -217,7 +217,7 @@ void Generation::fail(Error error) {
   for (const Answer& answer : answers_) {
     if (answer.finish_reason.empty()) record_end(answer, reason);
   }
-  if (any_event_) {
+  if (stream()) {
     events_.append("data: ").append(error_json(error, http_status(error.kind))).append("\n\ndata: [DONE]\n\n");
   }
   error_ = std::move(error);

@@ -51,11 +51,12 @@ class Generation {
   bool done() const { return open_answers_ == 0 || error_.has_value(); }
   bool stream() const { return spec_.options.stream; }
   const std::optional<Error>& error() const { return error_; }
+  bool has_output() const { return has_output_; }  // a stream has had an event other than an error
   // The client left its tokens lying for too long.
   bool overflow() const { return mailbox_->overflow(); }
 
-  // Streams: the events since the last call, ending in [DONE] once done. Empty when there is nothing new. An error
-  // before the first event gives no events: it is the caller's to answer with a status.
+  // Streams: the events since the last call, ending in [DONE] once done (an error is an event too). Empty when there is
+  // nothing new.
   std::string take_events() { return std::exchange(events_, {}); }
   // Non-streams: the response, once done without error.
   std::string body() const;
@@ -111,7 +112,7 @@ class Generation {
   std::vector<std::vector<SequenceDelta>> held_;            // (prompts) deltas waiting for the prompt's values
   std::vector<int32_t> cached_tokens_;                      // (prompts)
   size_t open_answers_ = 0;
-  bool any_event_ = false;
+  bool has_output_ = false;
   std::string events_;
   std::optional<Error> error_;
   int64_t ttft_us_ = -1;

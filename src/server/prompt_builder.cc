@@ -33,11 +33,8 @@ std::string_view trimmed(std::string_view text) {
 }  // namespace
 
 PromptBuilder::PromptBuilder(const ServedModel& model) : model_(model), max_context_(model.engine->info().max_context) {
-  size_t longest = 1;
-  for (TokenId id = 0; id < model_.tokenizer->vocab_size(); ++id) {
-    longest = std::max(longest, model_.tokenizer->token_bytes(id).size());
-  }
-  max_prompt_bytes_ = static_cast<size_t>(max_context_) * longest * kNormaliserSlack;
+  const size_t longest = model_.tokenizer->max_token_bytes();
+  if (longest > 0) max_prompt_bytes_ = static_cast<size_t>(max_context_) * longest * kNormaliserSlack;
   if (model_.bos_token.empty() && model_.tokenizer->bos_id()) {
     model_.bos_token = model_.tokenizer->token_bytes(*model_.tokenizer->bos_id());
   }

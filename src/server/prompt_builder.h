@@ -2,6 +2,7 @@
 // tokens in the text recognised); chat prompts get only the marks that the template itself printed.
 #pragma once
 
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -31,7 +32,7 @@ class PromptBuilder {
 
   ServedModel model_;
   int32_t max_context_ = 0;
-  size_t max_prompt_bytes_ = 0;
+  size_t max_prompt_bytes_ = std::numeric_limits<size_t>::max();
 };
 
 }  // namespace vayu::server

@@ -39,10 +39,11 @@ class Server::Impl {
       : config_(std::move(config)),
         clock_(clock),
         api_(config_, clock),
-        context_{api_, workers_, heavy_},
-        workers_(std::max(1, config_.worker_threads)),
-        heavy_(1),
-        acceptor_(io_) {}
+        io_(std::make_unique<asio::io_context>()),
+        workers_(std::make_unique<asio::thread_pool>(std::max(1, config_.worker_threads))),
+        heavy_(std::make_unique<asio::thread_pool>(1)),
+        context_{api_, *workers_, *heavy_},
+        acceptor_(std::make_unique<tcp::acceptor>(*io_)) {}
   ~Impl() { stop(); }
 
   Result<uint16_t> start();
@@ -57,48 +58,49 @@ class Server::Impl {
     return context_.sessions.size();
   }
 
-  // Jobs of the pools own connections of io_, and connections use the context and the api: destroyed in that order.
   const ServerConfig config_;
   const Clock& clock_;
   Api api_;
+  // Null once stopped.
+  std::unique_ptr<asio::io_context> io_;
+  std::unique_ptr<asio::thread_pool> workers_;
+  std::unique_ptr<asio::thread_pool> heavy_;
   SessionContext context_;
-  asio::io_context io_;
-  asio::thread_pool workers_;
-  asio::thread_pool heavy_;
-  tcp::acceptor acceptor_;
+  std::unique_ptr<tcp::acceptor> acceptor_;
   std::vector<std::thread> threads_;
-  bool stopped_ = false;
+  std::mutex life_mutex_;  // of start, drain's first part, stop
+  std::atomic<bool> stopped_ = false;
 };
 
 Result<uint16_t> Server::Impl::start() {
   const std::string address = fmt::format("{}:{}", config_.host, config_.port);
   boost::system::error_code ec;
-  tcp::resolver resolver(io_);
+  tcp::resolver resolver(*io_);
   const auto endpoints = resolver.resolve(config_.host, std::to_string(config_.port),
                                           tcp::resolver::passive | tcp::resolver::address_configured, ec);
   if (ec || endpoints.empty()) return make_error(ErrorKind::kIo, "Cannot resolve {}: {}.", address, ec.message());
   const tcp::endpoint endpoint = endpoints.begin()->endpoint();
-  acceptor_.open(endpoint.protocol(), ec);
-  if (!ec) acceptor_.set_option(tcp::acceptor::reuse_address(true), ec);
-  if (!ec) acceptor_.bind(endpoint, ec);
-  if (!ec) acceptor_.listen(asio::socket_base::max_listen_connections, ec);
+  acceptor_->open(endpoint.protocol(), ec);
+  if (!ec) acceptor_->set_option(tcp::acceptor::reuse_address(true), ec);
+  if (!ec) acceptor_->bind(endpoint, ec);
+  if (!ec) acceptor_->listen(asio::socket_base::max_listen_connections, ec);
   if (ec) return make_error(ErrorKind::kIo, "Cannot listen on {}: {}.", address, ec.message());
   raise_descriptor_limit();
-  asio::co_spawn(io_, accept_loop(), asio::detached);
-  for (int i = 0; i < std::max(1, config_.io_threads); ++i) threads_.emplace_back([this] { io_.run(); });
-  return acceptor_.local_endpoint().port();
+  asio::co_spawn(*io_, accept_loop(), asio::detached);
+  for (int i = 0; i < std::max(1, config_.io_threads); ++i) threads_.emplace_back([this] { io_->run(); });
+  return acceptor_->local_endpoint().port();
 }
 
 asio::awaitable<void> Server::Impl::accept_loop() {
-  while (acceptor_.is_open()) {
+  while (acceptor_->is_open()) {
     boost::system::error_code ec;
-    const Session::Strand strand = asio::make_strand(io_.get_executor());
+    const Session::Strand strand = asio::make_strand(io_->get_executor());
     Session::Socket socket(strand);
-    co_await acceptor_.async_accept(socket, asio::redirect_error(asio::use_awaitable, ec));
-    if (!acceptor_.is_open()) co_return;
+    co_await acceptor_->async_accept(socket, asio::redirect_error(asio::use_awaitable, ec));
+    if (!acceptor_->is_open()) co_return;
     if (ec) {
       spdlog::warn("accept: {}", ec.message());
-      asio::steady_timer pause(io_, kAcceptPause);
+      asio::steady_timer pause(*io_, kAcceptPause);
       co_await pause.async_wait(asio::redirect_error(asio::use_awaitable, ec));
       continue;
     }
@@ -110,28 +112,38 @@ asio::awaitable<void> Server::Impl::accept_loop() {
 }
 
 void Server::Impl::drain(int64_t deadline_us) {
-  api_.start_draining();
-  asio::post(io_, [this] {
-    boost::system::error_code ignored;
-    acceptor_.close(ignored);
-  });
   {
-    std::lock_guard lock(context_.mutex);
-    for (Session* session : context_.sessions) session->drain();
+    std::lock_guard life(life_mutex_);
+    if (stopped_) return;
+    api_.start_draining();
+    asio::post(*io_, [this] {
+      boost::system::error_code ignored;
+      acceptor_->close(ignored);
+    });
+    {
+      std::lock_guard lock(context_.mutex);
+      for (Session* session : context_.sessions) session->drain();
+    }
+    if (EngineClient* engine = api_.engine()) engine->drain(deadline_us);
   }
-  if (EngineClient* engine = api_.engine()) engine->drain(deadline_us);
   const int64_t last_us = deadline_us + std::chrono::duration_cast<std::chrono::microseconds>(kLastBytes).count();
-  while (context_.active > 0 && clock_.now_us() < last_us) std::this_thread::sleep_for(kDrainPoll);
+  while (!stopped_ && context_.active > 0 && clock_.now_us() < last_us) std::this_thread::sleep_for(kDrainPoll);
 }
 
 void Server::Impl::stop() {
-  if (std::exchange(stopped_, true)) return;
-  io_.stop();
+  std::lock_guard life(life_mutex_);
+  if (stopped_.exchange(true)) return;
+  io_->stop();
   for (std::thread& thread : threads_) thread.join();
-  workers_.stop();
-  heavy_.stop();
-  workers_.join();
-  heavy_.join();
+  workers_->stop();
+  heavy_->stop();
+  workers_->join();
+  heavy_->join();
+  // Jobs of the pools own connections of io_; connections own generations, which cancel what they have in the engine.
+  workers_.reset();
+  heavy_.reset();
+  acceptor_.reset();
+  io_.reset();
 }
 
 Server::Server(ServerConfig config, const Clock& clock) : impl_(std::make_unique<Impl>(std::move(config), clock)) {}

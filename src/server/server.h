@@ -62,8 +62,8 @@ class Server {
   // Once, when the model is loaded and warm: /ready becomes 200.
   void attach(ServedModel model);
 
-  // Stops accepting; /ready is 503; drains the engine; returns when every response is written or the Clock is at
-  // deadline_us (plus a second for the last bytes).
+  // Stops accepting; /ready is 503; drains the engine; returns when every response is written, the Clock is at
+  // deadline_us (plus a second for the last bytes), or stop() was called.
   void drain(int64_t deadline_us);
 
   // Closes everything at once; unfinished requests are cancelled in the engine. Idempotent.

@@ -362,6 +362,35 @@ TEST_F(ServerTest, PingsOnIdleStreamsWhenAsked) {
   EXPECT_EQ(joined(response).text, "ok");
 }
 
+TEST_F(ServerTest, FailureAfterAPingIsAnErrorEvent) {
+  ServerConfig config = with_hooks();
+  config.sse_ping_interval_ms = 20;
+  start(config);
+  engine_.hold = true;
+  TestClient client(port_);
+  client.send(http_request("POST", "/v1/completions",
+                           R"({"prompt": "x", "stream": true, "vayu_debug": {"fail_at_token": 0}})"));
+  ASSERT_TRUE(client.wait_for_bytes());
+  engine_.hold = false;
+  const ClientResponse response = client.read_response();
+  EXPECT_TRUE(response.complete);
+  ASSERT_EQ(response.events().size(), 2u);
+  EXPECT_EQ(Json::parse(response.events()[0])["error"]["type"], "server_error");
+  EXPECT_EQ(response.events()[1], "[DONE]");
+}
+
+TEST_F(ServerTest, StopEndsADrain) {
+  start();
+  engine_.hold = true;
+  TestClient queued(port_);
+  queued.send(http_request("POST", "/v1/completions", R"({"prompt": "x"})"));
+  ASSERT_TRUE(eventually([&] { return engine_.num_running() == 1; }));
+  std::thread drain([&] { server_->drain(clock_.now_us() + 2'000'000); });
+  server_->stop();
+  drain.join();
+  EXPECT_TRUE(eventually([&] { return engine_.num_running() == 0; }));
+}
+
 TEST_F(ServerTest, Http10StreamsEndWithTheConnection) {
   start();
   TestClient client(port_);

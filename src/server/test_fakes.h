@@ -50,6 +50,7 @@ class FakeTokenizer : public Tokenizer {
   std::optional<TokenId> bos_id() const override { return kBos; }
   std::span<const TokenId> end_ids() const override { return ends_; }
   bool adds_bos() const override { return adds_bos_; }
+  size_t max_token_bytes() const override { return 8; }
   bool strips_leading_space() const override { return false; }
 
   explicit FakeTokenizer(bool adds_bos = true) : adds_bos_(adds_bos) {
