@@ -6,6 +6,7 @@
 #include <prometheus/registry.h>
 #include <prometheus/text_serializer.h>
 
+#include <atomic>
 #include <mutex>
 #include <sstream>
 
@@ -15,14 +16,15 @@ namespace {
 using Buckets = prometheus::Histogram::BucketBoundaries;
 
 // Seconds. Fine between 1 and 100 ms, where inter-token latency lives.
-const Buckets kTokenGapBuckets = {0.001, 0.002, 0.003, 0.004, 0.005, 0.006, 0.008, 0.01, 0.012, 0.015, 0.02, 0.025, 0.03,
-                                  0.04,  0.05,  0.075, 0.1,   0.15,  0.2,   0.3,   0.5,  1,     2,     5,    10,    40};
-const Buckets kTtftBuckets = {0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.08, 0.1, 0.125, 0.15, 0.2, 0.25,
-                              0.3,   0.4,    0.5,   0.6,  0.75, 0.9,  1.0,  1.25, 1.5,  2,    2.5, 5,     7.5,  10,  20,
-                              40,    80,     160,   640};
-const Buckets kPhaseBuckets = {0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.8, 1,  1.5, 2,   2.5, 5,
-                               10,    15,    20,   30,    40,   50,  60,  120, 240, 480, 960, 1920, 7680};
-const Buckets kLengthBuckets = {1,   2,   5,    10,   16,   32,   64,    128,   200,   256,   512,
+const Buckets kTokenGapBuckets = {0.001, 0.002, 0.003, 0.004, 0.005, 0.006, 0.008, 0.01, 0.012,
+                                  0.015, 0.02,  0.025, 0.03,  0.04,  0.05,  0.075, 0.1,  0.15,
+                                  0.2,   0.3,   0.5,   1,     2,     5,     10,    40};
+const Buckets kTtftBuckets = {0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.08, 0.1,  0.125,
+                              0.15,  0.2,    0.25,  0.3,  0.4,  0.5,  0.6,  0.75, 0.9,  1.0,  1.25, 1.5,
+                              2,     2.5,    5,     7.5,  10,   20,   40,   80,   160,  640};
+const Buckets kPhaseBuckets = {0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.8, 1,   1.5, 2,    2.5,
+                               5,     10,    15,   20,    30,   40,  50,  60,  120, 240, 480, 960, 1920, 7680};
+const Buckets kLengthBuckets = {1,    2,    5,    10,   16,   32,   64,    128,   200,   256,   512,
                                 1000, 1024, 2048, 3584, 4096, 8192, 16384, 32768, 65536, 131072};
 const Buckets kCountBuckets = {1, 2, 5, 10, 20, 64};
 
@@ -76,7 +78,8 @@ struct ServingMetrics::Impl {
   prometheus::Counter& cache_queries = counter("vllm:prefix_cache_queries_total", "Prompt tokens looked up.");
   prometheus::Counter& cache_hits = counter("vllm:prefix_cache_hits_total", "Prompt tokens found in the prefix cache.");
   prometheus::Counter& cached_tokens = counter("vllm:prompt_tokens_cached_total", "Prompt tokens not recomputed.");
-  prometheus::Counter& preemptions = counter("vllm:num_preemptions_total", "Answers that lost their pages and restarted.");
+  prometheus::Counter& preemptions =
+      counter("vllm:num_preemptions_total", "Answers that lost their pages and restarted.");
   prometheus::Counter& steps = counter("vayu:engine_steps_total", "Steps the engine has run.");
   prometheus::Counter& non_finite = counter("vayu:non_finite_rows_total", "Answers failed for non-finite logits.");
   prometheus::Histogram& ttft = histogram("vllm:time_to_first_token_seconds", "Time to first token.", kTtftBuckets);
@@ -84,8 +87,7 @@ struct ServingMetrics::Impl {
       histogram("vllm:inter_token_latency_seconds", "Time between two tokens of one answer.", kTokenGapBuckets);
   prometheus::Histogram& tpot = histogram("vllm:request_time_per_output_token_seconds",
                                           "Mean time for each token after the first, by answer.", kTokenGapBuckets);
-  prometheus::Histogram& e2e =
-      histogram("vllm:e2e_request_latency_seconds", "Arrival to last token.", kPhaseBuckets);
+  prometheus::Histogram& e2e = histogram("vllm:e2e_request_latency_seconds", "Arrival to last token.", kPhaseBuckets);
   prometheus::Histogram& queue =
       histogram("vllm:request_queue_time_seconds", "Arrival to first scheduled.", kPhaseBuckets);
   prometheus::Histogram& prefill =
@@ -112,6 +114,7 @@ struct ServingMetrics::Impl {
   RollingLatency live_e2e;
   RollingRate prompt_rate;
   RollingRate generation_rate;
+  std::atomic<uint64_t> requests = 0;
 
   std::mutex engine_mutex;  // guards last
   EngineSample last;
@@ -151,6 +154,8 @@ void ServingMetrics::on_next_tokens(int64_t gap_us, int32_t count) {
   }
   impl_->generation_rate.add(count);
 }
+
+void ServingMetrics::on_request() { ++impl_->requests; }
 
 void ServingMetrics::on_prompt(int32_t prompt_tokens) {
   impl_->prompt_length.Observe(prompt_tokens);
@@ -221,6 +226,7 @@ LiveSummary ServingMetrics::live() const {
   live.e2e = impl_->live_e2e.summary();
   live.prompt_tokens_per_s = impl_->prompt_rate.per_second();
   live.generation_tokens_per_s = impl_->generation_rate.per_second();
+  live.requests_total = impl_->requests;
   live.uptime_s = seconds(impl_->clock.now_us() - impl_->start_us);
   return live;
 }

@@ -46,6 +46,7 @@ struct LiveSummary {
   LatencySummary e2e;
   double prompt_tokens_per_s = 0;
   double generation_tokens_per_s = 0;
+  uint64_t requests_total = 0;  // HTTP requests that reached the engine
   double uptime_s = 0;
 };
 
@@ -58,6 +59,7 @@ class ServingMetrics {
   void set_cache_config(int32_t num_pages, int32_t page_size);
   void on_first_token(int64_t ttft_us);
   void on_next_tokens(int64_t gap_us, int32_t count);  // `count` tokens came together, `gap_us` after the one before
+  void on_request();
   void on_prompt(int32_t prompt_tokens);
   void on_answer_end(const AnswerRecord& record);
   void on_http_response(std::string_view route, int status);

@@ -59,8 +59,15 @@ TEST(ServingMetrics, PrintsTheNamesDashboardsRead) {
   metrics.on_prompt(100);
   metrics.on_first_token(17'000);
   metrics.on_next_tokens(14'000, 2);
-  metrics.on_answer_end({.queue_us = 10, .prefill_us = 20, .decode_us = 30, .e2e_us = 60, .prompt_tokens = 100,
-                         .generation_tokens = 3, .max_tokens = 5, .n = 1, .finished_reason = "stop"});
+  metrics.on_answer_end({.queue_us = 10,
+                         .prefill_us = 20,
+                         .decode_us = 30,
+                         .e2e_us = 60,
+                         .prompt_tokens = 100,
+                         .generation_tokens = 3,
+                         .max_tokens = 5,
+                         .n = 1,
+                         .finished_reason = "stop"});
   metrics.on_abandoned("slow_reader");
   EngineSample sample;
   sample.running = 3;
