@@ -17,19 +17,19 @@ namespace {
 static_assert(std::endian::native == std::endian::little, "GGML blocks are read in place");
 
 constexpr FormatInfo kFormats[] = {
-    {DataFormat::kF32, "F32", 1, 4, 0},          {DataFormat::kF16, "F16", 1, 2, 1},
-    {DataFormat::kBF16, "BF16", 1, 2, 30},       {DataFormat::kQ8_0, "Q8_0", 32, 34, 8},
-    {DataFormat::kQ4_0, "Q4_0", 32, 18, 2},      {DataFormat::kQ4_1, "Q4_1", 32, 20, 3},
-    {DataFormat::kQ5_0, "Q5_0", 32, 22, 6},      {DataFormat::kQ5_1, "Q5_1", 32, 24, 7},
-    {DataFormat::kQ4_K, "Q4_K", 256, 144, 12},   {DataFormat::kQ5_K, "Q5_K", 256, 176, 13},
+    {DataFormat::kF32, "F32", 1, 4, 0},        {DataFormat::kF16, "F16", 1, 2, 1},
+    {DataFormat::kBF16, "BF16", 1, 2, 30},     {DataFormat::kQ8_0, "Q8_0", 32, 34, 8},
+    {DataFormat::kQ4_0, "Q4_0", 32, 18, 2},    {DataFormat::kQ4_1, "Q4_1", 32, 20, 3},
+    {DataFormat::kQ5_0, "Q5_0", 32, 22, 6},    {DataFormat::kQ5_1, "Q5_1", 32, 24, 7},
+    {DataFormat::kQ4_K, "Q4_K", 256, 144, 12}, {DataFormat::kQ5_K, "Q5_K", 256, 176, 13},
     {DataFormat::kQ6_K, "Q6_K", 256, 210, 14},
 };
 
 // Types of GGUF files that this build does not compute with; named so that the error is readable.
 constexpr std::pair<uint32_t, std::string_view> kUnsupportedTypes[] = {
-    {9, "Q8_1"},     {10, "Q2_K"},  {11, "Q3_K"}, {15, "Q8_K"}, {16, "IQ2_XXS"}, {17, "IQ2_XS"}, {18, "IQ3_XXS"},
-    {19, "IQ1_S"},   {20, "IQ4_NL"}, {21, "IQ3_S"}, {22, "IQ2_S"}, {23, "IQ4_XS"}, {24, "I8"},   {25, "I16"},
-    {26, "I32"},     {27, "I64"},   {28, "F64"},  {29, "IQ1_M"}, {34, "TQ1_0"},   {35, "TQ2_0"},  {39, "MXFP4"},
+    {9, "Q8_1"},   {10, "Q2_K"},   {11, "Q3_K"},  {15, "Q8_K"},  {16, "IQ2_XXS"}, {17, "IQ2_XS"}, {18, "IQ3_XXS"},
+    {19, "IQ1_S"}, {20, "IQ4_NL"}, {21, "IQ3_S"}, {22, "IQ2_S"}, {23, "IQ4_XS"},  {24, "I8"},     {25, "I16"},
+    {26, "I32"},   {27, "I64"},    {28, "F64"},   {29, "IQ1_M"}, {34, "TQ1_0"},   {35, "TQ2_0"},  {39, "MXFP4"},
 };
 
 float load_f16(const uint8_t* p) {
@@ -197,8 +197,8 @@ struct SuperBlock {
 };
 
 // Q6_K: low nibbles[128], high pairs[64], int8 scales[16] (one for 16 elements), d; x = d scale (q - 32). Each half of
-// 128 elements owns 64 nibble bytes and 32 pair bytes. In a half, quarter k = i / 32 of element i lies in the low (k < 2)
-// or high nibbles of bytes (k % 2) * 32 .. + 31, and its pair at bits 2k of pair byte i % 32.
+// 128 elements owns 64 nibble bytes and 32 pair bytes. In a half, quarter k = i / 32 of element i lies in the low (k <
+// 2) or high nibbles of bytes (k % 2) * 32 .. + 31, and its pair at bits 2k of pair byte i % 32.
 constexpr int kQ6High = 128;
 constexpr int kQ6Scales = 192;
 constexpr int kQ6D = 208;
@@ -279,35 +279,57 @@ Result<DataFormat> format_from_ggml_type(uint32_t ggml_type) {
 
 void dequantize_row(DataFormat format, const void* src, float* dst, int64_t cols) {
   switch (format) {
-    case DataFormat::kF32: std::memcpy(dst, src, cols * sizeof(float)); return;
+    case DataFormat::kF32:
+      std::memcpy(dst, src, cols * sizeof(float));
+      return;
     case DataFormat::kF16:
       return dequantize_blocks(format, src, dst, cols, [](const uint8_t* b, float* x) { *x = load_f16(b); });
-    case DataFormat::kBF16: return dequantize_blocks(format, src, dst, cols, dequantize_bf16);
-    case DataFormat::kQ8_0: return dequantize_blocks(format, src, dst, cols, dequantize_q8_0);
-    case DataFormat::kQ4_0: return dequantize_blocks(format, src, dst, cols, NibbleBlock<4, false>::dequantize);
-    case DataFormat::kQ4_1: return dequantize_blocks(format, src, dst, cols, NibbleBlock<4, true>::dequantize);
-    case DataFormat::kQ5_0: return dequantize_blocks(format, src, dst, cols, NibbleBlock<5, false>::dequantize);
-    case DataFormat::kQ5_1: return dequantize_blocks(format, src, dst, cols, NibbleBlock<5, true>::dequantize);
-    case DataFormat::kQ4_K: return dequantize_blocks(format, src, dst, cols, SuperBlock<4>::dequantize);
-    case DataFormat::kQ5_K: return dequantize_blocks(format, src, dst, cols, SuperBlock<5>::dequantize);
-    case DataFormat::kQ6_K: return dequantize_blocks(format, src, dst, cols, dequantize_q6_k);
+    case DataFormat::kBF16:
+      return dequantize_blocks(format, src, dst, cols, dequantize_bf16);
+    case DataFormat::kQ8_0:
+      return dequantize_blocks(format, src, dst, cols, dequantize_q8_0);
+    case DataFormat::kQ4_0:
+      return dequantize_blocks(format, src, dst, cols, NibbleBlock<4, false>::dequantize);
+    case DataFormat::kQ4_1:
+      return dequantize_blocks(format, src, dst, cols, NibbleBlock<4, true>::dequantize);
+    case DataFormat::kQ5_0:
+      return dequantize_blocks(format, src, dst, cols, NibbleBlock<5, false>::dequantize);
+    case DataFormat::kQ5_1:
+      return dequantize_blocks(format, src, dst, cols, NibbleBlock<5, true>::dequantize);
+    case DataFormat::kQ4_K:
+      return dequantize_blocks(format, src, dst, cols, SuperBlock<4>::dequantize);
+    case DataFormat::kQ5_K:
+      return dequantize_blocks(format, src, dst, cols, SuperBlock<5>::dequantize);
+    case DataFormat::kQ6_K:
+      return dequantize_blocks(format, src, dst, cols, dequantize_q6_k);
   }
 }
 
 void quantize_row(DataFormat format, const float* src, void* dst, int64_t cols) {
   switch (format) {
-    case DataFormat::kF32: std::memcpy(dst, src, cols * sizeof(float)); return;
+    case DataFormat::kF32:
+      std::memcpy(dst, src, cols * sizeof(float));
+      return;
     case DataFormat::kF16:
       return quantize_blocks(format, src, dst, cols, [](const float* x, uint8_t* b) { store_f16(b, *x); });
-    case DataFormat::kBF16: return quantize_blocks(format, src, dst, cols, quantize_bf16);
-    case DataFormat::kQ8_0: return quantize_blocks(format, src, dst, cols, quantize_q8_0);
-    case DataFormat::kQ4_0: return quantize_blocks(format, src, dst, cols, NibbleBlock<4, false>::quantize);
-    case DataFormat::kQ4_1: return quantize_blocks(format, src, dst, cols, NibbleBlock<4, true>::quantize);
-    case DataFormat::kQ5_0: return quantize_blocks(format, src, dst, cols, NibbleBlock<5, false>::quantize);
-    case DataFormat::kQ5_1: return quantize_blocks(format, src, dst, cols, NibbleBlock<5, true>::quantize);
-    case DataFormat::kQ4_K: return quantize_blocks(format, src, dst, cols, SuperBlock<4>::quantize);
-    case DataFormat::kQ5_K: return quantize_blocks(format, src, dst, cols, SuperBlock<5>::quantize);
-    case DataFormat::kQ6_K: return quantize_blocks(format, src, dst, cols, quantize_q6_k);
+    case DataFormat::kBF16:
+      return quantize_blocks(format, src, dst, cols, quantize_bf16);
+    case DataFormat::kQ8_0:
+      return quantize_blocks(format, src, dst, cols, quantize_q8_0);
+    case DataFormat::kQ4_0:
+      return quantize_blocks(format, src, dst, cols, NibbleBlock<4, false>::quantize);
+    case DataFormat::kQ4_1:
+      return quantize_blocks(format, src, dst, cols, NibbleBlock<4, true>::quantize);
+    case DataFormat::kQ5_0:
+      return quantize_blocks(format, src, dst, cols, NibbleBlock<5, false>::quantize);
+    case DataFormat::kQ5_1:
+      return quantize_blocks(format, src, dst, cols, NibbleBlock<5, true>::quantize);
+    case DataFormat::kQ4_K:
+      return quantize_blocks(format, src, dst, cols, SuperBlock<4>::quantize);
+    case DataFormat::kQ5_K:
+      return quantize_blocks(format, src, dst, cols, SuperBlock<5>::quantize);
+    case DataFormat::kQ6_K:
+      return quantize_blocks(format, src, dst, cols, quantize_q6_k);
   }
 }
 

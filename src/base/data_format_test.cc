@@ -87,9 +87,9 @@ TEST(DataFormat, NibbleBlocks) {
 
 // Scales 1, 2, 3, 4, 17, 34, 51, 63 and minima 5, 6, 7, 8, 16, 33, 50, 62 in the 12 packed bytes, by hand.
 const std::vector<uint8_t> kSubScaleBytes = {
-    1 | 1 << 6, 2 | 2 << 6, 3 | 3 << 6, 4 | 3 << 6,      // scales 0..3, upper bits of scales 4..7
-    5 | 1 << 6, 6 | 2 << 6, 7 | 3 << 6, 8 | 3 << 6,      // minima 0..3, upper bits of minima 4..7
-    1 | 0 << 4, 2 | 1 << 4, 3 | 2 << 4, 15 | 14 << 4,    // lower nibbles of scales and minima 4..7
+    1 | 1 << 6, 2 | 2 << 6, 3 | 3 << 6, 4 | 3 << 6,    // scales 0..3, upper bits of scales 4..7
+    5 | 1 << 6, 6 | 2 << 6, 7 | 3 << 6, 8 | 3 << 6,    // minima 0..3, upper bits of minima 4..7
+    1 | 0 << 4, 2 | 1 << 4, 3 | 2 << 4, 15 | 14 << 4,  // lower nibbles of scales and minima 4..7
 };
 constexpr int kScales[] = {1, 2, 3, 4, 17, 34, 51, 63};
 constexpr int kMinima[] = {5, 6, 7, 8, 16, 33, 50, 62};

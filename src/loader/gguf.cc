@@ -74,7 +74,8 @@ Status read_at(int fd, int64_t offset, int64_t bytes, std::byte* dst) {
 // The header is read, not mapped: its strings stay valid whatever happens to the file.
 class FileHeaderSource : public HeaderSource {
  public:
-  FileHeaderSource(int fd, int64_t file_bytes, const Mapping& memory) : fd_(fd), file_bytes_(file_bytes), memory_(memory) {}
+  FileHeaderSource(int fd, int64_t file_bytes, const Mapping& memory)
+      : fd_(fd), file_bytes_(file_bytes), memory_(memory) {}
   int64_t file_bytes() const override { return file_bytes_; }
   Result<const std::byte*> at_least(int64_t end) override {
     if (end > memory_.bytes()) return make_error(ErrorKind::kCorrupt, "the header is over {} bytes", kMaxHeaderBytes);
@@ -117,15 +118,32 @@ T load(const std::byte* p) {
 // False when the type is not an integer or the value does not fit.
 bool load_int(GgufType type, const std::byte* p, int64_t& out) {
   switch (type) {
-    case GgufType::kU8: out = load<uint8_t>(p); return true;
-    case GgufType::kI8: out = load<int8_t>(p); return true;
-    case GgufType::kU16: out = load<uint16_t>(p); return true;
-    case GgufType::kI16: out = load<int16_t>(p); return true;
-    case GgufType::kU32: out = load<uint32_t>(p); return true;
-    case GgufType::kI32: out = load<int32_t>(p); return true;
-    case GgufType::kI64: out = load<int64_t>(p); return true;
-    case GgufType::kU64: out = static_cast<int64_t>(load<uint64_t>(p)); return out >= 0;
-    default: return false;
+    case GgufType::kU8:
+      out = load<uint8_t>(p);
+      return true;
+    case GgufType::kI8:
+      out = load<int8_t>(p);
+      return true;
+    case GgufType::kU16:
+      out = load<uint16_t>(p);
+      return true;
+    case GgufType::kI16:
+      out = load<int16_t>(p);
+      return true;
+    case GgufType::kU32:
+      out = load<uint32_t>(p);
+      return true;
+    case GgufType::kI32:
+      out = load<int32_t>(p);
+      return true;
+    case GgufType::kI64:
+      out = load<int64_t>(p);
+      return true;
+    case GgufType::kU64:
+      out = static_cast<int64_t>(load<uint64_t>(p));
+      return out >= 0;
+    default:
+      return false;
   }
 }
 
@@ -249,9 +267,8 @@ class GgufFileImpl : public GgufFile {
   }
 
   Result<std::vector<int64_t>> get_ints(std::string_view key) const override {
-    return get_array<int64_t>(key, "an array of integers", [](GgufType type, const std::byte* p, int64_t& out) {
-      return load_int(type, p, out);
-    });
+    return get_array<int64_t>(key, "an array of integers",
+                              [](GgufType type, const std::byte* p, int64_t& out) { return load_int(type, p, out); });
   }
 
   Result<std::vector<float>> get_floats(std::string_view key) const override {
@@ -264,9 +281,7 @@ class GgufFileImpl : public GgufFile {
   }
 
  private:
-  Error error(ErrorKind kind, std::string_view message) const {
-    return make_error(kind, "{}: {}", path_, message);
-  }
+  Error error(ErrorKind kind, std::string_view message) const { return make_error(kind, "{}: {}", path_, message); }
 
   Result<struct stat> stat_file() const {
     struct stat st;
@@ -303,8 +318,10 @@ class GgufFileImpl : public GgufFile {
   Error mismatch(const GgufEntry& entry, std::string_view wanted) const {
     std::string type(to_string(entry.type));
     if (entry.type == GgufType::kArray) type += fmt::format(" of {}", to_string(entry.element));
-    return make_error(ErrorKind::kCorrupt, "{}: metadata key '{}' has type {} where {} is expected, or its value does "
-                      "not fit", path_, printable(entry.key), type, wanted);
+    return make_error(ErrorKind::kCorrupt,
+                      "{}: metadata key '{}' has type {} where {} is expected, or its value does "
+                      "not fit",
+                      path_, printable(entry.key), type, wanted);
   }
 
   template <class T, class Load>

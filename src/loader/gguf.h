@@ -36,8 +36,8 @@ class GgufFile {
   virtual std::span<const GgufTensor> tensors() const = 0;
   virtual const GgufTensor* find_tensor(std::string_view name) const = 0;  // null when absent
 
-  // Copies the tensor's bytes to dst (tensor.bytes long) by an ordinary read: a file that was cut since open is an error
-  // (kIo), never a signal. This is how weights are loaded; the mapping stays untouched.
+  // Copies the tensor's bytes to dst (tensor.bytes long) by an ordinary read: a file that was cut since open is an
+  // error (kIo), never a signal. This is how weights are loaded; the mapping stays untouched.
   virtual Status read(const GgufTensor& tensor, std::byte* dst) const = 0;
   // kIo when the file's size or time of change differs from what open saw: ask once after the last read.
   virtual Status check_unchanged() const = 0;

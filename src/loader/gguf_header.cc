@@ -129,7 +129,8 @@ Result<int64_t> read_shape(Cursor& in, const std::string& field, GgufTensor& ten
   tensor.shape.resize(num_dims);
   for (uint32_t d = 0; d < num_dims; ++d) {
     VAYU_ASSIGN_OR_RETURN(const uint64_t size, in.number<uint64_t>(field + ": dimension"));
-    if (size == 0 || size > (uint64_t{1} << 48) || __builtin_mul_overflow(elements, static_cast<int64_t>(size), &elements)) {
+    if (size == 0 || size > (uint64_t{1} << 48) ||
+        __builtin_mul_overflow(elements, static_cast<int64_t>(size), &elements)) {
       return in.corrupt("{}: dimension {} has impossible size {}", field, d, size);
     }
     tensor.shape[num_dims - 1 - d] = static_cast<int64_t>(size);
@@ -173,8 +174,9 @@ Status place_tensors(const Cursor& in, int64_t file_bytes, GgufHeader& header) {
     }
     const int64_t room = file_bytes - data_start;
     if (tensor.offset > room || tensor.bytes > room - tensor.offset) {
-      return in.corrupt("tensor '{}': {} bytes at offset {} do not fit in the {} bytes of tensor data; is the file cut?",
-                        name, tensor.bytes, tensor.offset, std::max<int64_t>(room, 0));
+      return in.corrupt(
+          "tensor '{}': {} bytes at offset {} do not fit in the {} bytes of tensor data; is the file cut?", name,
+          tensor.bytes, tensor.offset, std::max<int64_t>(room, 0));
     }
     tensor.offset += data_start;
   }
@@ -221,15 +223,16 @@ Result<uint32_t> read_magic_and_version(Cursor& in) {
   if (std::memcmp(magic, "GGUF", 4) != 0) return in.corrupt("magic: not a GGUF file");
   VAYU_ASSIGN_OR_RETURN(const uint32_t version, in.number<uint32_t>("version"));
   if (version == 2 || version == 3) return version;
-  if (version != 0 && (version & 0xffff) == 0) return in.unsupported("version: big-endian GGUF files are not supported");
+  if (version != 0 && (version & 0xffff) == 0)
+    return in.unsupported("version: big-endian GGUF files are not supported");
   return in.unsupported("version: GGUF version {} is not supported, only 2 and 3", version);
 }
 
 }  // namespace
 
 std::string_view to_string(GgufType type) {
-  constexpr std::string_view kNames[] = {"u8",     "i8",    "u16", "i16", "u32", "i32", "f32", "bool",
-                                         "string", "array", "u64", "i64", "f64"};
+  constexpr std::string_view kNames[] = {"u8",   "i8",     "u16",   "i16", "u32", "i32", "f32",
+                                         "bool", "string", "array", "u64", "i64", "f64"};
   return kNames[static_cast<size_t>(type)];
 }
 

@@ -14,8 +14,19 @@ namespace vayu::loader {
 
 // Numbers as in the file.
 enum class GgufType : uint32_t {
-  kU8 = 0, kI8 = 1, kU16 = 2, kI16 = 3, kU32 = 4, kI32 = 5, kF32 = 6, kBool = 7, kString = 8, kArray = 9,
-  kU64 = 10, kI64 = 11, kF64 = 12,
+  kU8 = 0,
+  kI8 = 1,
+  kU16 = 2,
+  kI16 = 3,
+  kU32 = 4,
+  kI32 = 5,
+  kF32 = 6,
+  kBool = 7,
+  kString = 8,
+  kArray = 9,
+  kU64 = 10,
+  kI64 = 11,
+  kF64 = 12,
 };
 std::string_view to_string(GgufType type);
 int64_t scalar_bytes(GgufType type);  // 0 for strings and arrays
@@ -25,8 +36,8 @@ int64_t scalar_bytes(GgufType type);  // 0 for strings and arrays
 constexpr int64_t kMaxHeaderBytes = int64_t{48} << 20;
 constexpr uint64_t kMaxTensors = 1 << 16;
 constexpr uint64_t kMaxKeys = 1 << 14;
-constexpr uint64_t kMaxNameBytes = 1 << 10;       // keys and tensor names
-constexpr uint64_t kMaxArrayElements = 1 << 21;   // vocabularies reach 2^18, merge tables 2^19
+constexpr uint64_t kMaxNameBytes = 1 << 10;      // keys and tensor names
+constexpr uint64_t kMaxArrayElements = 1 << 21;  // vocabularies reach 2^18, merge tables 2^19
 constexpr uint32_t kMaxDims = 4;
 
 // The leading bytes of a file at a stable address, made resident as the parser asks for them.
@@ -50,8 +61,8 @@ struct GgufEntry {
 struct GgufHeader {
   uint32_t version = 0;
   int64_t alignment = 32;
-  std::vector<GgufEntry> entries;    // sorted by key
-  std::vector<GgufTensor> tensors;   // in file order; data is null, offset is set
+  std::vector<GgufEntry> entries;   // sorted by key
+  std::vector<GgufTensor> tensors;  // in file order; data is null, offset is set
 };
 
 // `name` is the file's name for messages.

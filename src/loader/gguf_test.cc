@@ -121,7 +121,8 @@ TEST_P(GgufVersions, ReadsBackWhatWasWritten) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Layouts, GgufVersions,
-                         testing::Values(std::pair{2u, 32u}, std::pair{3u, 32u}, std::pair{3u, 64u}, std::pair{3u, 8u}));
+                         testing::Values(std::pair{2u, 32u}, std::pair{3u, 32u}, std::pair{3u, 64u},
+                                         std::pair{3u, 8u}));
 
 TEST(Gguf, MissingAndMistypedKeysAreNamed) {
   const Bytes bytes = small_model().bytes();
@@ -187,8 +188,7 @@ TEST(Gguf, AbsurdCountsAreNamed) {
   expect_error(with([&](Bytes& b) { put<uint64_t>(b, dims + 4, 33); }), ErrorKind::kCorrupt, {"'matrix'", "Q8_0"});
   expect_error(with([&](Bytes& b) { put<uint64_t>(b, dims + 24, huge(62)); }), ErrorKind::kCorrupt, {"'matrix'"});
   expect_error(with([&](Bytes& b) { put<uint64_t>(b, dims + 24, huge(63)); }), ErrorKind::kCorrupt, {"'matrix'"});
-  expect_error(with([&](Bytes& b) { put<uint32_t>(b, dims + 20, 10); }), ErrorKind::kUnsupported,
-               {"'matrix'", "Q2_K"});
+  expect_error(with([&](Bytes& b) { put<uint32_t>(b, dims + 20, 10); }), ErrorKind::kUnsupported, {"'matrix'", "Q2_K"});
   expect_error(with([&](Bytes& b) { put<uint32_t>(b, dims + 20, 777); }), ErrorKind::kUnsupported, {"'matrix'", "777"});
 }
 

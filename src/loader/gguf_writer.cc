@@ -97,7 +97,8 @@ void GgufWriter::add_tensor(std::string_view name, std::span<const int64_t> shap
 
 void GgufWriter::add_raw_tensor(std::string_view name, std::span<const int64_t> shape, uint32_t ggml_type,
                                 std::span<const std::byte> data) {
-  tensors_.push_back({std::string(name), {shape.begin(), shape.end()}, ggml_type, next_offset_, {data.begin(), data.end()}});
+  tensors_.push_back(
+      {std::string(name), {shape.begin(), shape.end()}, ggml_type, next_offset_, {data.begin(), data.end()}});
   next_offset_ += (data.size() + alignment_ - 1) / alignment_ * alignment_;
 }
 

@@ -15,13 +15,13 @@ struct RopeConfig {
   int32_t rotary_dim = 0;  // even, <= head_dim
   double base = 10000.0;
   RopeScaling scaling = RopeScaling::kNone;
-  double factor = 1.0;             // linear, llama3, yarn
-  double original_context = 0;     // llama3, yarn: tokens the model was trained for before scaling
-  double low_freq_factor = 1.0;    // llama3
-  double high_freq_factor = 4.0;   // llama3
-  double ext_factor = 1.0;         // yarn: weight of extrapolation, 0 is pure interpolation
-  double attn_factor = 1.0;        // yarn: on top of 0.1 ln(factor) + 1
-  double beta_fast = 32.0;         // yarn: turns within original_context
+  double factor = 1.0;            // linear, llama3, yarn
+  double original_context = 0;    // llama3, yarn: tokens the model was trained for before scaling
+  double low_freq_factor = 1.0;   // llama3
+  double high_freq_factor = 4.0;  // llama3
+  double ext_factor = 1.0;        // yarn: weight of extrapolation, 0 is pure interpolation
+  double attn_factor = 1.0;       // yarn: on top of 0.1 ln(factor) + 1
+  double beta_fast = 32.0;        // yarn: turns within original_context
   double beta_slow = 1.0;
 };
 

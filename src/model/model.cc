@@ -157,10 +157,17 @@ void Model::forward(const Batch& batch, float* logits) {
     const float* row = act_.residual + int64_t{batch.logit_rows[i]} * config.hidden;
     std::memcpy(act_.logit_rows + i * config.hidden, row, config.hidden * sizeof(float));
   }
-  ops::rms_norm(step.ops, {.x = act_.logit_rows, .weight = weights_.output_norm.data(), .y = act_.logit_rows,
-                           .num_tokens = num_logits, .hidden = config.hidden, .eps = config.norm_eps});
-  ops::linear(step.ops, {.weight = &weights_.head_matrix(), .x = act_.logit_rows, .y = logits,
-                         .num_tokens = num_logits, .scratch = act_.scratch});
+  ops::rms_norm(step.ops, {.x = act_.logit_rows,
+                           .weight = weights_.output_norm.data(),
+                           .y = act_.logit_rows,
+                           .num_tokens = num_logits,
+                           .hidden = config.hidden,
+                           .eps = config.norm_eps});
+  ops::linear(step.ops, {.weight = &weights_.head_matrix(),
+                         .x = act_.logit_rows,
+                         .y = logits,
+                         .num_tokens = num_logits,
+                         .scratch = act_.scratch});
 }
 
 }  // namespace vayu::model

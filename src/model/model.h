@@ -43,8 +43,8 @@ class Model {
   int64_t kv_bytes_per_page() const;
   const ModelMemory& memory() const { return memory_; }
 
-  // Runs one step and writes the logits of batch.logit_rows. logits: (num_logits, vocab_size), 64-byte aligned for speed.
-  // One caller at a time. Allocates nothing. The batch must respect the limits of the options: token ids below
+  // Runs one step and writes the logits of batch.logit_rows. logits: (num_logits, vocab_size), 64-byte aligned for
+  // speed. One caller at a time. Allocates nothing. The batch must respect the limits of the options: token ids below
   // vocab_size, positions below max_context, pages below num_pages.
   void forward(const Batch& batch, float* logits);
 

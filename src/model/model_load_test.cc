@@ -54,12 +54,13 @@ TEST(ModelLoad, EachMissingTensorIsNamed) {
 
 TEST(ModelLoad, UnexpectedTensorsAreNamed) {
   const std::vector<float> bias(64, 0.0f);
-  expect_error(with([&](auto& w) {
-    w.add_tensor("blk.1.attn_q.bias", std::vector<int64_t>{64}, DataFormat::kF32, bias);
-  }), ErrorKind::kUnsupported, {"blk.1.attn_q.bias", "llama"});
+  expect_error(
+      with([&](auto& w) { w.add_tensor("blk.1.attn_q.bias", std::vector<int64_t>{64}, DataFormat::kF32, bias); }),
+      ErrorKind::kUnsupported, {"blk.1.attn_q.bias", "llama"});
   TinyLlama fewer_layers;
-  fewer_layers.extra = [](auto& w) { w.add_tensor("blk.2.attn_norm.weight", std::vector<int64_t>{64}, DataFormat::kF32,
-                                                  std::vector<float>(64, 1.0f)); };
+  fewer_layers.extra = [](auto& w) {
+    w.add_tensor("blk.2.attn_norm.weight", std::vector<int64_t>{64}, DataFormat::kF32, std::vector<float>(64, 1.0f));
+  };
   expect_error(fewer_layers, ErrorKind::kUnsupported, {"blk.2.attn_norm.weight"});
 }
 

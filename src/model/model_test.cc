@@ -7,9 +7,9 @@
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
-#include <numeric>
 
 #include "model/testing/batch_builder.h"
+#include "model/testing/plain_llama.h"
 #include "model/testing/tiny_llama.h"
 #include "ops/cpu/thread_pool.h"
 
@@ -17,6 +17,8 @@ namespace vayu::model {
 namespace {
 
 using testing::append_row;
+using testing::PlainLlama;
+using testing::PlainRope;
 using testing::TestSequence;
 using testing::TinyLlama;
 using Floats = std::vector<float>;
@@ -68,120 +70,6 @@ Floats run(Model& model, TestSequence seq, const std::vector<int32_t>& chunks) {
   return out;
 }
 
-// ---- The plain forward: one sequence, no cache, double sums, no code shared with the engine. ----
-
-struct PlainRope {
-  std::vector<double> inv_freq;
-  double factor = 1.0;
-};
-
-std::vector<double> matvec(const Floats& w, const std::vector<double>& x) {
-  const size_t rows = w.size() / x.size();
-  std::vector<double> y(rows, 0.0);
-  for (size_t r = 0; r < rows; ++r) {
-    for (size_t c = 0; c < x.size(); ++c) y[r] += double{w[r * x.size() + c]} * x[c];
-  }
-  return y;
-}
-
-std::vector<double> plain_norm(const std::vector<double>& x, const Floats& weight) {
-  double sum = 0;
-  for (const double v : x) sum += v * v;
-  std::vector<double> y(x.size());
-  for (size_t i = 0; i < x.size(); ++i) y[i] = x[i] / std::sqrt(sum / x.size() + 1e-5) * weight[i];
-  return y;
-}
-
-void plain_rotate(const PlainRope& rope, double* head, int position) {
-  for (size_t i = 0; i < rope.inv_freq.size(); ++i) {  // GGUF llama: neighbours are pairs
-    const double c = std::cos(position * rope.inv_freq[i]) * rope.factor;
-    const double s = std::sin(position * rope.inv_freq[i]) * rope.factor;
-    const double a = head[2 * i];
-    const double b = head[2 * i + 1];
-    head[2 * i] = a * c - b * s;
-    head[2 * i + 1] = a * s + b * c;
-  }
-}
-
-class PlainLlama {
- public:
-  PlainLlama(const TinyLlama& spec, PlainRope rope) : spec_(spec), rope_(std::move(rope)) {}
-
-  Floats logits(const std::vector<TokenId>& tokens) {
-    std::vector<std::vector<double>> x;
-    for (const TokenId id : tokens) {
-      const float* row = weight("token_embd.weight").data() + int64_t{id} * spec_.hidden;
-      x.emplace_back(row, row + spec_.hidden);
-    }
-    for (int layer = 0; layer < spec_.layers; ++layer) {
-      prefix_ = "blk." + std::to_string(layer) + ".";
-      attention(x);
-      mlp(x);
-    }
-    Floats out;
-    for (const auto& row : x) {
-      const auto normed = plain_norm(row, weight("output_norm.weight"));
-      for (const double v : matvec(weight(spec_.tied ? "token_embd.weight" : "output.weight"), normed)) {
-        out.push_back(static_cast<float>(v));
-      }
-    }
-    return out;
-  }
-
- private:
-  const Floats& weight(const std::string& name) const { return spec_.weights.at(name); }
-  const Floats& layer_weight(const std::string& name) const { return weight(prefix_ + name + ".weight"); }
-
-  void attention(std::vector<std::vector<double>>& x) {
-    const int d = spec_.head_dim;
-    std::vector<std::vector<double>> k, v;
-    for (size_t t = 0; t < x.size(); ++t) {
-      const auto normed = plain_norm(x[t], layer_weight("attn_norm"));
-      auto q = matvec(layer_weight("attn_q"), normed);
-      k.push_back(matvec(layer_weight("attn_k"), normed));
-      v.push_back(matvec(layer_weight("attn_v"), normed));
-      for (int h = 0; h < spec_.q_heads; ++h) plain_rotate(rope_, &q[h * d], static_cast<int>(t));
-      for (int h = 0; h < spec_.kv_heads; ++h) plain_rotate(rope_, &k[t][h * d], static_cast<int>(t));
-      std::vector<double> mixed(q.size(), 0.0);
-      for (int h = 0; h < spec_.q_heads; ++h) {
-        const int kv_head = h / (spec_.q_heads / spec_.kv_heads);
-        std::vector<double> p(t + 1);
-        for (size_t s = 0; s <= t; ++s) {
-          p[s] = std::inner_product(&q[h * d], &q[h * d] + d, &k[s][kv_head * d], 0.0) / std::sqrt(double(d));
-        }
-        const double top = *std::max_element(p.begin(), p.end());
-        double sum = 0;
-        for (double& e : p) sum += e = std::exp(e - top);
-        for (size_t s = 0; s <= t; ++s) {
-          for (int i = 0; i < d; ++i) mixed[h * d + i] += p[s] / sum * v[s][kv_head * d + i];
-        }
-      }
-      pending_.push_back(matvec(layer_weight("attn_output"), mixed));
-    }
-    for (size_t t = 0; t < x.size(); ++t) add(x[t], pending_[t]);
-    pending_.clear();
-  }
-
-  void mlp(std::vector<std::vector<double>>& x) {
-    for (auto& row : x) {
-      const auto normed = plain_norm(row, layer_weight("ffn_norm"));
-      auto gate = matvec(layer_weight("ffn_gate"), normed);
-      const auto up = matvec(layer_weight("ffn_up"), normed);
-      for (size_t i = 0; i < gate.size(); ++i) gate[i] = gate[i] / (1 + std::exp(-gate[i])) * up[i];
-      add(row, matvec(layer_weight("ffn_down"), gate));
-    }
-  }
-
-  static void add(std::vector<double>& x, const std::vector<double>& y) {
-    for (size_t i = 0; i < x.size(); ++i) x[i] += y[i];
-  }
-
-  const TinyLlama& spec_;
-  PlainRope rope_;
-  std::string prefix_;
-  std::vector<std::vector<double>> pending_;
-};
-
 // ---- Variants ----
 
 struct Variant {
@@ -192,7 +80,8 @@ struct Variant {
 
 std::vector<double> plain_frequencies(const TinyLlama& spec) {
   std::vector<double> out;
-  for (int i = 0; i < spec.rotary_dim; i += 2) out.push_back(1.0 / std::pow(double{spec.rope_base}, double(i) / spec.rotary_dim));
+  for (int i = 0; i < spec.rotary_dim; i += 2)
+    out.push_back(1.0 / std::pow(double{spec.rope_base}, double(i) / spec.rotary_dim));
   return out;
 }
 
@@ -206,14 +95,16 @@ Variant scaled(const std::string& kind, std::function<void(loader::GgufWriter&)>
   };
   v.rope.inv_freq = plain_frequencies(v.spec);
   v.rope.factor = factor;
-  for (size_t i = 0; i < v.rope.inv_freq.size(); ++i) v.rope.inv_freq[i] = rule(static_cast<int>(i), v.rope.inv_freq[i]);
+  for (size_t i = 0; i < v.rope.inv_freq.size(); ++i)
+    v.rope.inv_freq[i] = rule(static_cast<int>(i), v.rope.inv_freq[i]);
   return v;
 }
 
 // rotary_dim 16, base 10,000, original length 64. In turns over 64 tokens the pairs make 10.2, 3.2, 1.02, 0.32, ...
 std::vector<Variant> scaled_variants() {
   std::vector<Variant> out;
-  out.push_back(scaled("linear", [](auto&) {}, [](int, double f) { return f / 4; }));
+  out.push_back(scaled(
+      "linear", [](auto&) {}, [](int, double f) { return f / 4; }));
   const auto llama3 = [](int, double f) {
     const double wavelength = 2 * M_PI / f;
     if (wavelength > 64.0 / 1) return f / 4;
@@ -221,21 +112,27 @@ std::vector<Variant> scaled_variants() {
     const double smooth = (64.0 / wavelength - 1) / (4 - 1);
     return (1 - smooth) * f / 4 + smooth * f;
   };
-  out.push_back(scaled("llama3", [](auto& w) {
-    w.add_u32("llama.rope.scaling.original_context_length", 64);
-    w.add_f32("llama.rope.scaling.low_freq_factor", 1.0f);
-    w.add_f32("llama.rope.scaling.high_freq_factor", 4.0f);
-  }, llama3));
+  out.push_back(scaled(
+      "llama3",
+      [](auto& w) {
+        w.add_u32("llama.rope.scaling.original_context_length", 64);
+        w.add_f32("llama.rope.scaling.low_freq_factor", 1.0f);
+        w.add_f32("llama.rope.scaling.high_freq_factor", 4.0f);
+      },
+      llama3));
   // beta 8 and 0.5: corr = 16 ln(64 / (2 pi beta)) / (2 ln 10000) = 0.21 and 2.62, so the ramp runs from 0 to 3.
   const auto yarn = [](int i, double f) {
     const double ramp = std::min(i / 3.0, 1.0);
     return f * (1 - ramp) + f / 4 * ramp;
   };
-  out.push_back(scaled("yarn", [](auto& w) {
-    w.add_u32("llama.rope.scaling.original_context_length", 64);
-    w.add_f32("llama.rope.scaling.yarn_beta_fast", 8.0f);
-    w.add_f32("llama.rope.scaling.yarn_beta_slow", 0.5f);
-  }, yarn, 0.1 * std::log(4.0) + 1));
+  out.push_back(scaled(
+      "yarn",
+      [](auto& w) {
+        w.add_u32("llama.rope.scaling.original_context_length", 64);
+        w.add_f32("llama.rope.scaling.yarn_beta_fast", 8.0f);
+        w.add_f32("llama.rope.scaling.yarn_beta_slow", 0.5f);
+      },
+      yarn, 0.1 * std::log(4.0) + 1));
   return out;
 }
 
@@ -262,8 +159,10 @@ std::vector<Variant> variants() {
   });
   add("mixed_formats", [](TinyLlama& s) {  // as in files that give V and some others more bits
     s.format = DataFormat::kQ4_0;
-    s.other_formats = {{"blk.0.attn_v.weight", DataFormat::kQ8_0}, {"blk.1.attn_q.weight", DataFormat::kF16},
-                       {"blk.1.ffn_up.weight", DataFormat::kQ5_0}, {"blk.1.attn_norm.weight", DataFormat::kF16}};
+    s.other_formats = {{"blk.0.attn_v.weight", DataFormat::kQ8_0},
+                       {"blk.1.attn_q.weight", DataFormat::kF16},
+                       {"blk.1.ffn_up.weight", DataFormat::kQ5_0},
+                       {"blk.1.attn_norm.weight", DataFormat::kF16}};
   });
   add("rope_factors", [](TinyLlama& s) { s.rope_factors = {1, 1, 1.5f, 2, 4, 8, 8, 8}; });
   for (size_t i = 0; i < 8; ++i) out.back().rope.inv_freq[i] /= out.back().spec.rope_factors[i];

@@ -34,9 +34,12 @@ double llama3_frequency(const RopeConfig& rope, double freq) {
 
 double scaled_frequency(const RopeConfig& rope, int32_t i, double freq) {
   switch (rope.scaling) {
-    case RopeScaling::kNone: return freq;
-    case RopeScaling::kLinear: return freq / rope.factor;
-    case RopeScaling::kLlama3: return llama3_frequency(rope, freq);
+    case RopeScaling::kNone:
+      return freq;
+    case RopeScaling::kLinear:
+      return freq / rope.factor;
+    case RopeScaling::kLlama3:
+      return llama3_frequency(rope, freq);
     case RopeScaling::kYarn: {
       const double extrapolation = yarn_extrapolation(rope, i);
       return freq / rope.factor * (1 - extrapolation) + freq * extrapolation;
@@ -67,9 +70,11 @@ Status check_rope(const RopeConfig& rope) {
     return {};
   }
   if (!(rope.ext_factor >= 0) || !(rope.ext_factor <= 1)) return bad("yarn extrapolation factor", rope.ext_factor);
-  if (!(rope.attn_factor > 0) || !std::isfinite(rope.attn_factor)) return bad("yarn attention factor", rope.attn_factor);
+  if (!(rope.attn_factor > 0) || !std::isfinite(rope.attn_factor))
+    return bad("yarn attention factor", rope.attn_factor);
   if (!(rope.beta_slow > 0)) return bad("yarn beta_slow", rope.beta_slow);
-  if (!(rope.beta_fast > rope.beta_slow) || !std::isfinite(rope.beta_fast)) return bad("yarn beta_fast", rope.beta_fast);
+  if (!(rope.beta_fast > rope.beta_slow) || !std::isfinite(rope.beta_fast))
+    return bad("yarn beta_fast", rope.beta_fast);
   return {};
 }
 

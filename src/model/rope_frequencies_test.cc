@@ -47,8 +47,9 @@ TEST(RopeFrequencies, FactorTensorDivides) {
   EXPECT_EQ(rope_frequencies(rope, std::vector<float>{1, 1, 2, 8}).error().kind, ErrorKind::kUnsupported);
 }
 
-// Llama 3.1: head of 128, base 500,000, factor 8, low 1, high 4, 8,192 tokens. Values from evaluating the published rule
-// by hand: pairs faster than 4 turns in 8,192 tokens stay, slower than 1 turn are divided by 8, between is blended.
+// Llama 3.1: head of 128, base 500,000, factor 8, low 1, high 4, 8,192 tokens. Values from evaluating the published
+// rule by hand: pairs faster than 4 turns in 8,192 tokens stay, slower than 1 turn are divided by 8, between is
+// blended.
 TEST(RopeFrequencies, Llama3) {
   RopeConfig rope = plain(128, 500000.0);
   rope.scaling = RopeScaling::kLlama3;
@@ -57,9 +58,9 @@ TEST(RopeFrequencies, Llama3) {
   rope.high_freq_factor = 4;
   rope.original_context = 8192;
   const auto out = *rope_frequencies(rope, {});
-  expect_close(out.inv_freq[28], std::pow(500000.0, -56.0 / 128));          // 4.19 turns
-  expect_close(out.inv_freq[35], std::pow(500000.0, -70.0 / 128) / 8);      // 0.997 turns
-  const double freq = std::pow(500000.0, -64.0 / 128);                      // 1.844 turns
+  expect_close(out.inv_freq[28], std::pow(500000.0, -56.0 / 128));      // 4.19 turns
+  expect_close(out.inv_freq[35], std::pow(500000.0, -70.0 / 128) / 8);  // 0.997 turns
+  const double freq = std::pow(500000.0, -64.0 / 128);                  // 1.844 turns
   const double smooth = (8192 * freq / (2 * M_PI) - 1) / 3;
   expect_close(out.inv_freq[32], (1 - smooth) * freq / 8 + smooth * freq);
   EXPECT_EQ(out.attention_factor, 1.0f);

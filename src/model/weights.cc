@@ -32,12 +32,18 @@ bool is_per_layer(Slot slot) { return slot >= Slot::kAttentionNorm; }
 
 int64_t size_of(Dim dim, const ModelConfig& config) {
   switch (dim) {
-    case Dim::kHidden: return config.hidden;
-    case Dim::kQuery: return config.q_width();
-    case Dim::kKeyValue: return config.kv_width();
-    case Dim::kFfn: return config.ffn;
-    case Dim::kVocab: return config.vocab_size;
-    case Dim::kRotaryHalf: return config.rope.rotary_dim / 2;
+    case Dim::kHidden:
+      return config.hidden;
+    case Dim::kQuery:
+      return config.q_width();
+    case Dim::kKeyValue:
+      return config.kv_width();
+    case Dim::kFfn:
+      return config.ffn;
+    case Dim::kVocab:
+      return config.vocab_size;
+    case Dim::kRotaryHalf:
+      return config.rope.rotary_dim / 2;
   }
   return 0;
 }
@@ -91,8 +97,10 @@ Status check_nothing_is_left(const GgufFile& file, const Recipe& recipe, const s
   VAYU_CHECK(std::adjacent_find(used.begin(), used.end()) == used.end(), "a table names one tensor twice");
   for (const GgufTensor& tensor : file.tensors()) {
     if (std::binary_search(used.begin(), used.end(), &tensor)) continue;
-    return make_error(ErrorKind::kUnsupported, "{}: tensor '{}' is not part of architecture {} ({} tensors known, {} in "
-                      "the file)", file.path(), loader::printable(tensor.name), recipe.config.architecture, used.size(),
+    return make_error(ErrorKind::kUnsupported,
+                      "{}: tensor '{}' is not part of architecture {} ({} tensors known, {} in "
+                      "the file)",
+                      file.path(), loader::printable(tensor.name), recipe.config.architecture, used.size(),
                       file.tensors().size());
   }
   return {};
@@ -100,23 +108,35 @@ Status check_nothing_is_left(const GgufFile& file, const Recipe& recipe, const s
 
 std::unique_ptr<ops::Matrix>* matrix_slot(ModelWeights& weights, const Fill& fill) {
   switch (fill.slot) {
-    case Slot::kEmbedding: return &weights.embedding;
-    case Slot::kHead: return &weights.head;
-    case Slot::kQkv: return &weights.layers[fill.layer].qkv;
-    case Slot::kAttentionOutput: return &weights.layers[fill.layer].attention_output;
-    case Slot::kGateUp: return &weights.layers[fill.layer].gate_up;
-    case Slot::kDown: return &weights.layers[fill.layer].down;
-    default: return nullptr;
+    case Slot::kEmbedding:
+      return &weights.embedding;
+    case Slot::kHead:
+      return &weights.head;
+    case Slot::kQkv:
+      return &weights.layers[fill.layer].qkv;
+    case Slot::kAttentionOutput:
+      return &weights.layers[fill.layer].attention_output;
+    case Slot::kGateUp:
+      return &weights.layers[fill.layer].gate_up;
+    case Slot::kDown:
+      return &weights.layers[fill.layer].down;
+    default:
+      return nullptr;
   }
 }
 
 std::vector<float>& vector_slot(ModelWeights& weights, const Fill& fill) {
   switch (fill.slot) {
-    case Slot::kOutputNorm: return weights.output_norm;
-    case Slot::kRopeFactors: return weights.rope_factors;
-    case Slot::kAttentionNorm: return weights.layers[fill.layer].attention_norm;
-    case Slot::kMlpNorm: return weights.layers[fill.layer].mlp_norm;
-    default: break;
+    case Slot::kOutputNorm:
+      return weights.output_norm;
+    case Slot::kRopeFactors:
+      return weights.rope_factors;
+    case Slot::kAttentionNorm:
+      return weights.layers[fill.layer].attention_norm;
+    case Slot::kMlpNorm:
+      return weights.layers[fill.layer].mlp_norm;
+    default:
+      break;
   }
   VAYU_CHECK(false, "slot {} is no vector", static_cast<int>(fill.slot));
 }

@@ -16,12 +16,12 @@ namespace vayu::model {
 struct Recipe;
 
 struct LayerWeights {
-  std::vector<float> attention_norm;               // (hidden)
-  std::unique_ptr<ops::Matrix> qkv;                // (qkv_width, hidden)
-  std::unique_ptr<ops::Matrix> attention_output;   // (hidden, q_width)
-  std::vector<float> mlp_norm;                     // (hidden)
-  std::unique_ptr<ops::Matrix> gate_up;            // (2 * ffn, hidden)
-  std::unique_ptr<ops::Matrix> down;               // (hidden, ffn)
+  std::vector<float> attention_norm;              // (hidden)
+  std::unique_ptr<ops::Matrix> qkv;               // (qkv_width, hidden)
+  std::unique_ptr<ops::Matrix> attention_output;  // (hidden, q_width)
+  std::vector<float> mlp_norm;                    // (hidden)
+  std::unique_ptr<ops::Matrix> gate_up;           // (2 * ffn, hidden)
+  std::unique_ptr<ops::Matrix> down;              // (hidden, ffn)
 };
 
 struct ModelWeights {

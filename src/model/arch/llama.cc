@@ -1,5 +1,5 @@
-// Llama and everything that is a Llama in GGUF clothes (SmolLM2, TinyLlama, Mistral 7B v0.3): pre-norm layers of GQA and
-// SwiGLU, no biases, tied or separate head. GGUF converters permute the rows of Q and K, so pairs are interleaved.
+// Llama and everything that is a Llama in GGUF clothes (SmolLM2, TinyLlama, Mistral 7B v0.3): pre-norm layers of GQA
+// and SwiGLU, no biases, tied or separate head. GGUF converters permute the rows of Q and K, so pairs are interleaved.
 #include <algorithm>
 #include <cmath>
 
@@ -32,13 +32,33 @@ const TensorRow kTensors[] = {
 
 // Keys under "llama." that this file reads, or that may stand there with the value that changes nothing.
 constexpr std::string_view kKnownKeys[] = {
-    "block_count", "context_length", "embedding_length", "feed_forward_length", "vocab_size", "attention.head_count",
-    "attention.head_count_kv", "attention.key_length", "attention.value_length", "attention.layer_norm_rms_epsilon",
-    "attention.causal", "expert_count", "expert_used_count", "rope.dimension_count", "rope.freq_base",
-    "rope.scale_linear", "rope.scaling.type", "rope.scaling.factor", "rope.scaling.original_context_length",
-    "rope.scaling.finetuned", "rope.scaling.attn_factor", "rope.scaling.low_freq_factor",
-    "rope.scaling.high_freq_factor", "rope.scaling.yarn_ext_factor", "rope.scaling.yarn_attn_factor",
-    "rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow",
+    "block_count",
+    "context_length",
+    "embedding_length",
+    "feed_forward_length",
+    "vocab_size",
+    "attention.head_count",
+    "attention.head_count_kv",
+    "attention.key_length",
+    "attention.value_length",
+    "attention.layer_norm_rms_epsilon",
+    "attention.causal",
+    "expert_count",
+    "expert_used_count",
+    "rope.dimension_count",
+    "rope.freq_base",
+    "rope.scale_linear",
+    "rope.scaling.type",
+    "rope.scaling.factor",
+    "rope.scaling.original_context_length",
+    "rope.scaling.finetuned",
+    "rope.scaling.attn_factor",
+    "rope.scaling.low_freq_factor",
+    "rope.scaling.high_freq_factor",
+    "rope.scaling.yarn_ext_factor",
+    "rope.scaling.yarn_attn_factor",
+    "rope.scaling.yarn_beta_fast",
+    "rope.scaling.yarn_beta_slow",
 };
 
 Status refuse_other_kinds(const GgufKeys& keys) {
@@ -75,8 +95,8 @@ Status read_shape(const GgufKeys& keys, ModelConfig& config) {
                                                             config.num_q_heads, config.num_kv_heads));
   }
   if (!keys.has("attention.key_length") && config.hidden % config.num_q_heads != 0) {
-    return keys.corrupt("embedding_length", fmt::format("{} does not divide among {} heads", config.hidden,
-                                                        config.num_q_heads));
+    return keys.corrupt("embedding_length",
+                        fmt::format("{} does not divide among {} heads", config.hidden, config.num_q_heads));
   }
   VAYU_ASSIGN_OR_RETURN(config.head_dim,
                         keys.integer_or("attention.key_length", config.hidden / config.num_q_heads, 2, 512));

@@ -45,14 +45,23 @@ void attend(const Step& step, const ops::KvLayer& kv) {
 void gqa_attention(const Step& step, const LayerWeights& weights, const ops::KvLayer& kv) {
   const Activations& act = step.act;
   const int64_t num_tokens = step.batch.num_tokens();
-  ops::rms_norm(step.ops, {.x = act.residual, .weight = weights.attention_norm.data(), .y = act.normed,
-                           .num_tokens = num_tokens, .hidden = step.config.hidden, .eps = step.config.norm_eps});
-  ops::linear(step.ops, {.weight = weights.qkv.get(), .x = act.normed, .y = act.qkv, .num_tokens = num_tokens,
-                         .scratch = act.scratch});
+  ops::rms_norm(step.ops, {.x = act.residual,
+                           .weight = weights.attention_norm.data(),
+                           .y = act.normed,
+                           .num_tokens = num_tokens,
+                           .hidden = step.config.hidden,
+                           .eps = step.config.norm_eps});
+  ops::linear(
+      step.ops,
+      {.weight = weights.qkv.get(), .x = act.normed, .y = act.qkv, .num_tokens = num_tokens, .scratch = act.scratch});
   rotate_and_write(step, kv);
   attend(step, kv);
-  ops::linear(step.ops, {.weight = weights.attention_output.get(), .x = act.attention, .y = act.residual,
-                         .num_tokens = num_tokens, .accumulate = true, .scratch = act.scratch});
+  ops::linear(step.ops, {.weight = weights.attention_output.get(),
+                         .x = act.attention,
+                         .y = act.residual,
+                         .num_tokens = num_tokens,
+                         .accumulate = true,
+                         .scratch = act.scratch});
 }
 
 }  // namespace vayu::model

@@ -8,9 +8,9 @@
 namespace vayu::model::testing {
 
 struct TestSequence {
-  std::vector<TokenId> tokens;   // all of them, computed or not
-  std::vector<PageId> pages;     // enough for all tokens
-  int32_t computed = 0;          // tokens whose K and V are cached
+  std::vector<TokenId> tokens;  // all of them, computed or not
+  std::vector<PageId> pages;    // enough for all tokens
+  int32_t computed = 0;         // tokens whose K and V are cached
 };
 
 // Appends the next `count` tokens of the sequence as a row; logits are asked for all of them, or only the last.

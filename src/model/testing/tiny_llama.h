@@ -23,12 +23,12 @@ struct TinyLlama {
   int32_t context = 256;
   float rope_base = 10000.0f;
   bool tied = true;
-  DataFormat format = DataFormat::kF32;            // of the matrices
+  DataFormat format = DataFormat::kF32;  // of the matrices
   DataFormat embedding_format = DataFormat::kF32;
   std::map<std::string, DataFormat> other_formats;  // of single tensors, over the two above
-  std::vector<float> rope_factors;                 // written as rope_freqs.weight when not empty
-  std::function<void(loader::GgufWriter&)> extra;  // more keys or tensors
-  std::string without;                             // a tensor to leave out
+  std::vector<float> rope_factors;                  // written as rope_freqs.weight when not empty
+  std::function<void(loader::GgufWriter&)> extra;   // more keys or tensors
+  std::string without;                              // a tensor to leave out
 
   // What the file holds, expanded to float: name -> row-major values.
   std::map<std::string, std::vector<float>> weights;
