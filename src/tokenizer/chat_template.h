@@ -25,9 +25,9 @@ class ChatTemplate {
   static Result<std::shared_ptr<const ChatTemplate>> parse(std::string source);
   virtual ~ChatTemplate() = default;
 
-  // context: object with messages, tools, add_generation_prompt, bos_token, eos_token and chat_template_kwargs merged in.
-  // String values under `bos_token`, `eos_token`, `pad_token`, `unk_token` at top level are trusted, and so is a well-known
-  // role (user, assistant, ...) as messages[i].role: some templates build markers as '<|' + role + '|>'.
+  // context: object with messages, tools, add_generation_prompt, bos_token, eos_token and chat_template_kwargs merged
+  // in. String values under `bos_token`, `eos_token`, `pad_token`, `unk_token` at top level are trusted, and so is a
+  // well-known role (user, assistant, ...) as messages[i].role: some templates build markers as '<|' + role + '|>'.
   // kInvalidArgument carries the text of raise_exception; work, output and depth are bounded (kTooLarge).
   virtual Result<RenderedPrompt> render(const nlohmann::ordered_json& context) const = 0;
   virtual const std::string& source() const = 0;
