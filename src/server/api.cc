@@ -65,8 +65,7 @@ EngineClient* Api::engine() const {
   return model == nullptr ? nullptr : model->model.engine;
 }
 
-Status Api::check_available(const Route& route) const {
-  if (!route.needs_model) return {};
+Status Api::check_ready() const {
   if (draining_) return make_error(ErrorKind::kUnavailable, "The server is shutting down.");
   if (attached() == nullptr) return make_error(ErrorKind::kUnavailable, "The model is still loading.");
   return {};
@@ -79,8 +78,10 @@ bool Api::is_heavy(const Route& route) {
     case RouteId::kTokenize:
     case RouteId::kDetokenize:
     case RouteId::kMetrics:
-    case RouteId::kStats: return true;
-    default: return false;
+    case RouteId::kStats:
+      return true;
+    default:
+      return false;
   }
 }
 
@@ -92,14 +93,22 @@ HttpResponse Api::answer(const Route& route, const HttpRequest& request) try {
 
 HttpResponse Api::dispatch(const Route& route, const HttpRequest& request) {
   switch (route.id) {
-    case RouteId::kPage: return page();
-    case RouteId::kHealth: return health();
-    case RouteId::kReady: return ready();
-    case RouteId::kVersion: return json_response({{"version", config_.version}});
-    case RouteId::kMetrics: return metrics_page();
-    case RouteId::kStats: return stats();
-    case RouteId::kModels: return models();
-    case RouteId::kModel: return model(request.path.substr(route.path.size() - 1));
+    case RouteId::kPage:
+      return page();
+    case RouteId::kHealth:
+      return health();
+    case RouteId::kReady:
+      return ready();
+    case RouteId::kVersion:
+      return json_response({{"version", config_.version}});
+    case RouteId::kMetrics:
+      return metrics_page();
+    case RouteId::kStats:
+      return stats();
+    case RouteId::kModels:
+      return models();
+    case RouteId::kModel:
+      return model(request.path.substr(route.path.size() - 1));
     case RouteId::kTokenize:
     case RouteId::kDetokenize: {
       auto body = parse_json(request.body);
@@ -108,7 +117,8 @@ HttpResponse Api::dispatch(const Route& route, const HttpRequest& request) {
       return result.ok() ? json_response(*result) : error_response(result.error());
     }
     case RouteId::kCompletions:
-    case RouteId::kChat: break;
+    case RouteId::kChat:
+      break;
   }
   return error_response(make_error(ErrorKind::kInternal, "This route generates."));
 }
@@ -138,9 +148,8 @@ HttpResponse Api::health() const {
 }
 
 HttpResponse Api::ready() const {
-  const Route needs_model{RouteId::kReady, "GET", "/ready", true, true};
-  const Status available = check_available(needs_model);
-  return available.ok() ? json_response({{"status", "ready"}}) : error_response(available.error());
+  const Status ready = check_ready();
+  return ready.ok() ? json_response({{"status", "ready"}}) : error_response(ready.error());
 }
 
 HttpResponse Api::metrics_page() {
@@ -219,8 +228,9 @@ Result<Json> Api::tokenize(const Json& body) const {
   const auto model = attached();
   VAYU_ASSIGN_OR_RETURN(const TokenizeBody request, parse_tokenize(body, model->rules));
   VAYU_RETURN_IF_ERROR(check_model(request.model));
-  VAYU_ASSIGN_OR_RETURN(const BuiltPrompt prompt, request.chat ? model->prompts.chat(*request.chat, request.add_special)
-                                                               : model->prompts.raw(*request.prompt, request.add_special));
+  VAYU_ASSIGN_OR_RETURN(const BuiltPrompt prompt, request.chat
+                                                      ? model->prompts.chat(*request.chat, request.add_special)
+                                                      : model->prompts.raw(*request.prompt, request.add_special));
   Json json;
   json["count"] = prompt.ids.size();
   json["max_model_len"] = model->rules.max_context;

@@ -23,8 +23,8 @@ class Api {
   bool draining() const { return draining_; }
   EngineClient* engine() const;  // null before attach()
 
-  // Error when the route needs a model that is not there yet, or the server drains.
-  Status check_available(const Route& route) const;
+  // kUnavailable before attach() and while draining.
+  Status check_ready() const;
 
   // Every route that does not generate. Some tokenise: see is_heavy().
   HttpResponse answer(const Route& route, const HttpRequest& request);

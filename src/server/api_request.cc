@@ -45,7 +45,8 @@ void read_prompts(FieldReader& reader, const RequestRules& rules, std::vector<Pr
     prompts->emplace_back(prompt->get<std::string>());
     return;
   }
-  if (!prompt->is_array()) return reader.fail("prompt", "prompt must be a string or a list, not {}.", type_name(*prompt));
+  if (!prompt->is_array())
+    return reader.fail("prompt", "prompt must be a string or a list, not {}.", type_name(*prompt));
   if (prompt->empty()) return reader.fail("prompt", "prompt must not be an empty list.");
   if (prompt->front().is_number()) {
     if (auto ids = token_list(reader, *prompt, rules)) prompts->emplace_back(std::move(*ids));

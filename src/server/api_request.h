@@ -28,14 +28,14 @@ struct GenerateOptions {
   SamplingParams sampling;            // max_tokens is filled in once the prompt's length is known
   std::optional<int32_t> max_tokens;  // as asked; 0 only with echo
   int32_t n = 1;
-  std::vector<std::string> stop;      // none empty
+  std::vector<std::string> stop;  // none empty
   bool include_stop_str = false;
   bool skip_special = true;
   bool stream = false;
   bool include_usage = false;
   bool continuous_usage = false;
   bool return_token_ids = false;
-  std::optional<bool> add_special;    // add_special_tokens
+  std::optional<bool> add_special;  // add_special_tokens
   std::string cache_salt;
   std::vector<TokenId> forced_output;  // vayu_debug
   int32_t fail_at_token = -1;
@@ -50,9 +50,9 @@ struct CompletionBody {
 
 // What a chat template sees, normalised (chat_messages.h).
 struct ChatInput {
-  Json messages;                       // list, not empty
-  Json tools;                          // list, or null
-  Json kwargs = Json::object();        // chat_template_kwargs
+  Json messages;                 // list, not empty
+  Json tools;                    // list, or null
+  Json kwargs = Json::object();  // chat_template_kwargs
   bool add_generation_prompt = true;
   bool continue_final = false;
 };
@@ -64,7 +64,7 @@ struct ChatBody {
 
 struct TokenizeBody {
   std::string model;
-  std::optional<std::string> prompt;   // exactly one of prompt and chat
+  std::optional<std::string> prompt;  // exactly one of prompt and chat
   std::optional<ChatInput> chat;
   std::optional<bool> add_special;
   bool return_token_strs = false;

@@ -148,8 +148,8 @@ TEST(CompletionRequest, LogitBias) {
                           R"({"5":null})", R"({"5":"x"})", R"({"5":true})", "[]", "5"}) {
     EXPECT_EQ(completion_fault(std::string("\"logit_bias\":") + bad), "logit_bias") << bad;
   }
-  const auto request = parse_completion(
-      *guarded(R"({"prompt": "x", "logit_bias": {"999": 100, "0": -100, "50": 0.5}})"), kRules);
+  const auto request =
+      parse_completion(*guarded(R"({"prompt": "x", "logit_bias": {"999": 100, "0": -100, "50": 0.5}})"), kRules);
   ASSERT_TRUE(request.ok());
   const std::vector<std::pair<TokenId, float>> expected = {{0, -100.f}, {50, 0.5f}, {999, 100.f}};
   EXPECT_EQ(request->options.sampling.logit_bias, expected);
@@ -201,8 +201,8 @@ TEST(CompletionRequest, Prompts) {
     const auto request = parse_completion(*guarded("{\"prompt\":" + prompt + "}"), kRules);
     return request.ok() ? fmt::format("{} prompts", request->prompts.size()) : request.error().field;
   };
-  for (const char* bad : {"[]", "[[]]", "[[1],[]]", "null", "5", "{}", "[1,\"a\"]", "[\"a\",1]", "[\"a\",[1]]", "[1,-1]",
-                          "[1000]", "[1.5]", "[true]", "[null]", "[[\"a\"]]"}) {
+  for (const char* bad : {"[]", "[[]]", "[[1],[]]", "null", "5", "{}", "[1,\"a\"]", "[\"a\",1]", "[\"a\",[1]]",
+                          "[1,-1]", "[1000]", "[1.5]", "[true]", "[null]", "[[\"a\"]]"}) {
     EXPECT_EQ(fault(bad), "prompt") << bad;
   }
   EXPECT_EQ(fault("\"\""), "1 prompts");
@@ -228,10 +228,15 @@ TEST(CompletionRequest, ContextRoom) {
 
 TEST(ChatRequest, FieldsOfItsOwn) {
   const std::map<std::string, std::vector<std::string>> bad = {
-      {"max_completion_tokens", {"0", "\"5\""}}, {"top_logprobs", {"1", "21", "1000000"}}, {"tools", {"5", "[1]"}},
-      {"logprobs", {"5"}},                       {"tool_choice", {"\"required\"", "{}"}},  {"echo", {"true"}},
+      {"max_completion_tokens", {"0", "\"5\""}},
+      {"top_logprobs", {"1", "21", "1000000"}},
+      {"tools", {"5", "[1]"}},
+      {"logprobs", {"5"}},
+      {"tool_choice", {"\"required\"", "{}"}},
+      {"echo", {"true"}},
       {"chat_template_kwargs", {"5", R"({"bos_token": "x"})", R"({"messages": []})"}},
-      {"chat_template", {"\"{{ x }}\""}},        {"functions", {"[{}]"}}};
+      {"chat_template", {"\"{{ x }}\""}},
+      {"functions", {"[{}]"}}};
   for (const auto& [field, values] : bad) {
     for (const std::string& value : values) EXPECT_EQ(chat_fault("\"" + field + "\":" + value), field) << value;
     EXPECT_EQ(chat_fault("\"" + field + "\":null"), "ok") << field;
@@ -273,9 +278,9 @@ TEST(ChatMessages, ContentBecomesText) {
 
 TEST(ChatMessages, ToolCalls) {
   const auto arguments = [](const std::string& value) {
-    const auto result = normalise_messages(*guarded(
-        R"([{"role":"assistant","content":null,"tool_calls":[{"id":"1","function":{"name":"f","arguments":)" + value +
-        "}}]}]"));
+    const auto result = normalise_messages(
+        *guarded(R"([{"role":"assistant","content":null,"tool_calls":[{"id":"1","function":{"name":"f","arguments":)" +
+                 value + "}}]}]"));
     return result.ok() ? (*result)[0]["tool_calls"][0]["function"]["arguments"].dump() : result.error().field;
   };
   EXPECT_EQ(arguments(R"("{\"a\": [1]}")"), R"({"a":[1]})");

@@ -56,8 +56,10 @@ Status normalise_arguments(Json& function, const std::string& path) {
     return Error{ErrorKind::kInvalidArgument, parsed.error().message, path};
   }
   if (!parsed.ok()) return {};  // not JSON: the model's own earlier output, kept as it is
-  if (parsed->is_object()) *arguments = std::move(*parsed);
-  else if (parsed->is_null()) *arguments = Json::object();
+  if (parsed->is_object())
+    *arguments = std::move(*parsed);
+  else if (parsed->is_null())
+    *arguments = Json::object();
   return {};
 }
 

@@ -1,16 +1,22 @@
 #include "server/generation.h"
 
 #include <algorithm>
+#include <limits>
 
 #include "server/http_message.h"
 
 namespace vayu::server {
+namespace {
+
+constexpr size_t kNoLimit = std::numeric_limits<size_t>::max();  // an answer kept whole grows by as much anyway
+
+}  // namespace
 
 Generation::Generation(Services services, GenerationSpec spec, std::function<void()> wake)
     : services_(std::move(services)),
       spec_(std::move(spec)),
-      mailbox_(std::make_shared<Mailbox>(spec_.max_pending_tokens * spec_.prompts.size() * spec_.options.n,
-                                         std::move(wake))),
+      mailbox_(std::make_shared<Mailbox>(
+          stream() ? spec_.max_pending_tokens * spec_.prompts.size() * spec_.options.n : kNoLimit, std::move(wake))),
       prompt_logprobs_(spec_.prompts.size()),
       held_(spec_.prompts.size()),
       cached_tokens_(spec_.prompts.size(), 0) {
@@ -106,7 +112,8 @@ void Generation::consume(Answer& answer, SequenceDelta&& delta) {
     case FinishReason::kError:
       return fail(delta.error.value_or(make_error(ErrorKind::kInternal, "The request failed in the engine.")));
     case FinishReason::kCancelled:
-      return fail(make_error(ErrorKind::kUnavailable, "The request was cancelled because the server is shutting down."));
+      return fail(
+          make_error(ErrorKind::kUnavailable, "The request was cancelled because the server is shutting down."));
     case FinishReason::kStop:
     case FinishReason::kLength:  // an end without a token of its own
       finish(answer, to_string(*delta.finish), nullptr);

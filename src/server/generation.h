@@ -78,7 +78,7 @@ class Generation {
     std::vector<OutputToken> tokens;  // non-streams, when ids or log-probabilities are wanted
     int64_t text_offset = 0;          // characters so far, with the echoed prompt
     bool first = true;
-    std::string_view finish_reason;   // empty while open
+    std::string_view finish_reason;  // empty while open
     Json stop_reason;
     int64_t scheduled_us = 0;
     int64_t first_token_us = 0;
@@ -106,11 +106,11 @@ class Generation {
   const Services services_;
   const GenerationSpec spec_;
   const std::shared_ptr<Mailbox> mailbox_;
-  std::vector<RequestId> ids_;  // (prompts) as far as submitted
-  std::vector<Answer> answers_;  // (prompts * n)
-  std::vector<std::vector<OutputToken>> prompt_logprobs_;   // (prompts)
-  std::vector<std::vector<SequenceDelta>> held_;            // (prompts) deltas waiting for the prompt's values
-  std::vector<int32_t> cached_tokens_;                      // (prompts)
+  std::vector<RequestId> ids_;                             // (prompts) as far as submitted
+  std::vector<Answer> answers_;                            // (prompts * n)
+  std::vector<std::vector<OutputToken>> prompt_logprobs_;  // (prompts)
+  std::vector<std::vector<SequenceDelta>> held_;           // (prompts) deltas waiting for the prompt's values
+  std::vector<int32_t> cached_tokens_;                     // (prompts)
   size_t open_answers_ = 0;
   bool has_output_ = false;
   std::string events_;

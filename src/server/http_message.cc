@@ -7,11 +7,16 @@ namespace {
 
 std::string_view error_type(int status) {
   switch (status) {
-    case 401: return "authentication_error";
-    case 404: return "not_found_error";
-    case 429: return "rate_limit_error";
-    case 503: return "unavailable_error";
-    default: return status >= 500 ? "server_error" : "invalid_request_error";
+    case 401:
+      return "authentication_error";
+    case 404:
+      return "not_found_error";
+    case 429:
+      return "rate_limit_error";
+    case 503:
+      return "unavailable_error";
+    default:
+      return status >= 500 ? "server_error" : "invalid_request_error";
   }
 }
 
@@ -19,40 +24,65 @@ std::string_view error_type(int status) {
 
 std::string_view status_text(int status) {
   switch (status) {
-    case 100: return "Continue";
-    case 200: return "OK";
-    case 204: return "No Content";
-    case 400: return "Bad Request";
-    case 401: return "Unauthorized";
-    case 404: return "Not Found";
-    case 405: return "Method Not Allowed";
-    case 408: return "Request Timeout";
-    case 413: return "Content Too Large";
-    case 414: return "URI Too Long";
-    case 415: return "Unsupported Media Type";
-    case 417: return "Expectation Failed";
-    case 429: return "Too Many Requests";
-    case 431: return "Request Header Fields Too Large";
-    case 500: return "Internal Server Error";
-    case 501: return "Not Implemented";
-    case 503: return "Service Unavailable";
-    default: return "Status";
+    case 100:
+      return "Continue";
+    case 200:
+      return "OK";
+    case 204:
+      return "No Content";
+    case 400:
+      return "Bad Request";
+    case 401:
+      return "Unauthorized";
+    case 404:
+      return "Not Found";
+    case 405:
+      return "Method Not Allowed";
+    case 408:
+      return "Request Timeout";
+    case 413:
+      return "Content Too Large";
+    case 414:
+      return "URI Too Long";
+    case 415:
+      return "Unsupported Media Type";
+    case 417:
+      return "Expectation Failed";
+    case 429:
+      return "Too Many Requests";
+    case 431:
+      return "Request Header Fields Too Large";
+    case 500:
+      return "Internal Server Error";
+    case 501:
+      return "Not Implemented";
+    case 503:
+      return "Service Unavailable";
+    default:
+      return "Status";
   }
 }
 
 int http_status(ErrorKind kind) {
   switch (kind) {
     case ErrorKind::kInvalidArgument:
-    case ErrorKind::kUnsupported: return 400;
-    case ErrorKind::kUnauthorized: return 401;
-    case ErrorKind::kNotFound: return 404;
-    case ErrorKind::kTooLarge: return 413;
-    case ErrorKind::kResourceExhausted: return 429;
+    case ErrorKind::kUnsupported:
+      return 400;
+    case ErrorKind::kUnauthorized:
+      return 401;
+    case ErrorKind::kNotFound:
+      return 404;
+    case ErrorKind::kTooLarge:
+      return 413;
+    case ErrorKind::kResourceExhausted:
+      return 429;
     case ErrorKind::kUnavailable:
-    case ErrorKind::kCancelled: return 503;
+    case ErrorKind::kCancelled:
+      return 503;
     case ErrorKind::kCorrupt:
     case ErrorKind::kIo:
-    case ErrorKind::kInternal: return 500;
+    case ErrorKind::kInternal:
+      return 500;
   }
   return 500;
 }

@@ -12,7 +12,7 @@ namespace vayu::server {
 
 struct HttpRequest {
   std::string method;
-  std::string path;        // normalised
+  std::string path;  // normalised
   std::string body;
   std::string request_id;  // the client's X-Request-Id if it is well-formed, else our own
   std::string tenant;      // label of the API key that was used; empty without keys

@@ -33,8 +33,11 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       }
       break;
     }
-    case 2: (void)parse_tokenize(*body, rules); break;
-    default: (void)parse_detokenize(*body, rules);
+    case 2:
+      (void)parse_tokenize(*body, rules);
+      break;
+    default:
+      (void)parse_detokenize(*body, rules);
   }
   return 0;
 }

@@ -26,8 +26,10 @@ class Mailbox {
     if (closed_ || overflow_) return;
     pending_tokens_ += delta.tokens.size();
     overflow_ = pending_tokens_ > max_pending_tokens_;
-    if (overflow_) items_.clear();
-    else items_.push_back({prompt, std::move(delta)});
+    if (overflow_)
+      items_.clear();
+    else
+      items_.push_back({prompt, std::move(delta)});
     if (overflow_ || items_.size() == 1) wake_();
   }
 

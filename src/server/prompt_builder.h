@@ -1,5 +1,5 @@
-// From request text to prompt ids. Raw prompts follow the tokenizer's own settings (BOS where the model says so, special
-// tokens in the text recognised); chat prompts get only the marks that the template itself printed.
+// From request text to prompt ids. Raw prompts follow the tokenizer's own settings (BOS where the model says so,
+// special tokens in the text recognised); chat prompts get only the marks that the template itself printed.
 #pragma once
 
 #include <limits>

@@ -17,8 +17,11 @@ Json logprob_json(float logprob) {
 bool is_valid_utf8(std::string_view text) {
   for (size_t i = 0; i < text.size();) {
     const auto lead = static_cast<unsigned char>(text[i]);
-    const size_t length = lead < 0x80 ? 1 : lead >= 0xc2 && lead < 0xe0 ? 2 : lead >= 0xe0 && lead < 0xf0 ? 3
-                          : lead >= 0xf0 && lead < 0xf5 ? 4 : 0;
+    const size_t length = lead < 0x80                   ? 1
+                          : lead >= 0xc2 && lead < 0xe0 ? 2
+                          : lead >= 0xe0 && lead < 0xf0 ? 3
+                          : lead >= 0xf0 && lead < 0xf5 ? 4
+                                                        : 0;
     if (length == 0 || i + length > text.size()) return false;
     const auto second = length > 1 ? static_cast<unsigned char>(text[i + 1]) : 0x80;
     // Overlong forms, surrogates and values past U+10FFFF show in the second byte.
@@ -71,7 +74,8 @@ Json completion_logprobs(const Tokenizer& tokenizer, const ChoicePart& part) {
       Json top;
       if (!std::isnan(token.logprob)) {
         top[name] = logprob_json(token.logprob);
-        for (const TokenLogprob& other : token.top) top[token_name(tokenizer, other.token)] = logprob_json(other.logprob);
+        for (const TokenLogprob& other : token.top)
+          top[token_name(tokenizer, other.token)] = logprob_json(other.logprob);
       }
       tops.push_back(std::move(top));
       tokens.push_back(std::move(name));

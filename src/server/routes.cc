@@ -48,16 +48,16 @@ std::optional<std::string> percent_decode(std::string_view text) {
 char ascii_lower(char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c + 32) : c; }
 
 bool starts_with_ignoring_case(std::string_view text, std::string_view lower_prefix) {
-  return text.size() >= lower_prefix.size() &&
-         std::equal(lower_prefix.begin(), lower_prefix.end(), text.begin(),
-                    [](char a, char b) { return a == ascii_lower(b); });
+  return text.size() >= lower_prefix.size() && std::equal(lower_prefix.begin(), lower_prefix.end(), text.begin(),
+                                                          [](char a, char b) { return a == ascii_lower(b); });
 }
 
 bool equal_in_constant_time(std::string_view given, std::string_view key) {
   // Walks the given text, whose length its sender knows; a key of another length differs in any case.
   unsigned difference = given.size() == key.size() ? 0 : 1;
   for (size_t i = 0; i < given.size(); ++i) {
-    difference |= static_cast<unsigned char>(given[i]) ^ static_cast<unsigned char>(key[i % std::max<size_t>(key.size(), 1)]);
+    difference |=
+        static_cast<unsigned char>(given[i]) ^ static_cast<unsigned char>(key[i % std::max<size_t>(key.size(), 1)]);
   }
   return difference == 0 && !key.empty();
 }

@@ -11,15 +11,26 @@
 namespace vayu::server {
 
 enum class RouteId {
-  kPage, kHealth, kReady, kVersion, kMetrics, kStats, kModels, kModel, kCompletions, kChat, kTokenize, kDetokenize
+  kPage,
+  kHealth,
+  kReady,
+  kVersion,
+  kMetrics,
+  kStats,
+  kModels,
+  kModel,
+  kCompletions,
+  kChat,
+  kTokenize,
+  kDetokenize
 };
 
 struct Route {
   RouteId id;
-  std::string_view method;  // GET (which HEAD may use as well) or POST
-  std::string_view path;    // a trailing "/*" takes any non-empty rest
-  bool open = false;        // no key needed
-  bool needs_model = false; // 503 until a model is attached
+  std::string_view method;   // GET (which HEAD may use as well) or POST
+  std::string_view path;     // a trailing "/*" takes any non-empty rest
+  bool open = false;         // no key needed
+  bool needs_model = false;  // 503 until a model is attached
 };
 
 std::span<const Route> route_table();

@@ -51,8 +51,8 @@ TEST(Routes, ApiKeys) {
   EXPECT_EQ(find_api_key("Bearer alpha", keys), 0u);
   EXPECT_EQ(find_api_key("bearer beta", keys), 1u);
   EXPECT_EQ(find_api_key("BEARER   beta ", keys), 1u);
-  for (const char* wrong : {"", "Bearer", "Bearer ", "Bearer alph", "Bearer alphaa", "Bearer Alpha", "Basic alpha", "alpha",
-                            "Bearer alpha beta", "Bearer alphaalpha"}) {
+  for (const char* wrong : {"", "Bearer", "Bearer ", "Bearer alph", "Bearer alphaa", "Bearer Alpha", "Basic alpha",
+                            "alpha", "Bearer alpha beta", "Bearer alphaalpha"}) {
     EXPECT_EQ(find_api_key(wrong, keys), std::nullopt) << wrong;
   }
   EXPECT_EQ(find_api_key("Bearer ", std::vector<std::string>{""}), std::nullopt);

@@ -26,7 +26,8 @@ void read_logit_bias(FieldReader& reader, const RequestRules& rules, SamplingPar
   const Json* bias = reader.object("logit_bias");
   if (bias == nullptr) return;
   if (bias->size() > kMaxLogitBias) {
-    return reader.fail("logit_bias", "logit_bias must have at most {} entries; it has {}.", kMaxLogitBias, bias->size());
+    return reader.fail("logit_bias", "logit_bias must have at most {} entries; it has {}.", kMaxLogitBias,
+                       bias->size());
   }
   for (const auto& [key, value] : bias->items()) {
     const auto token = parse_token_key(key, rules.vocab_size);
@@ -95,13 +96,32 @@ bool asks_for_nothing(const Json& value) {
 }  // namespace
 
 void refuse_unsupported(FieldReader& reader) {
-  static constexpr std::array kUnsupported = {
-      "suffix",        "prompt_logprobs", "allowed_token_ids", "bad_words",          "guided_json",
-      "guided_regex",  "guided_choice",   "guided_grammar",    "structured_outputs", "json_schema",
-      "regex",         "ebnf",            "grammar",           "prompt_embeds",      "truncate_prompt_tokens",
-      "use_beam_search", "functions",     "audio",             "lora_path",          "session_params",
-      "chat_template", "custom_logit_processor", "logits_processors", "priority",    "prediction",
-      "web_search_options"};
+  static constexpr std::array kUnsupported = {"suffix",
+                                              "prompt_logprobs",
+                                              "allowed_token_ids",
+                                              "bad_words",
+                                              "guided_json",
+                                              "guided_regex",
+                                              "guided_choice",
+                                              "guided_grammar",
+                                              "structured_outputs",
+                                              "json_schema",
+                                              "regex",
+                                              "ebnf",
+                                              "grammar",
+                                              "prompt_embeds",
+                                              "truncate_prompt_tokens",
+                                              "use_beam_search",
+                                              "functions",
+                                              "audio",
+                                              "lora_path",
+                                              "session_params",
+                                              "chat_template",
+                                              "custom_logit_processor",
+                                              "logits_processors",
+                                              "priority",
+                                              "prediction",
+                                              "web_search_options"};
   for (const char* name : kUnsupported) {
     const Json* value = reader.find(name);
     if (value == nullptr || asks_for_nothing(*value) || *value == 0) continue;
@@ -164,10 +184,11 @@ Status check_logprob_volume(const GenerateOptions& options, size_t answers, int3
   if (options.sampling.logprobs < 0) return {};
   const int64_t entries = static_cast<int64_t>(answers) * max_tokens * (options.sampling.logprobs + 1);
   if (entries <= kMaxLogprobEntries) return {};
-  return field_error("logprobs",
-                     "{} answers of up to {} tokens with {} alternatives ask for {} log-probabilities; the limit is {}. "
-                     "Lower max_tokens.",
-                     answers, max_tokens, options.sampling.logprobs, entries, kMaxLogprobEntries);
+  return field_error(
+      "logprobs",
+      "{} answers of up to {} tokens with {} alternatives ask for {} log-probabilities; the limit is {}. "
+      "Lower max_tokens.",
+      answers, max_tokens, options.sampling.logprobs, entries, kMaxLogprobEntries);
 }
 
 }  // namespace vayu::server

@@ -19,9 +19,9 @@ namespace asio = boost::asio;
 using asio::ip::tcp;
 using std::chrono::milliseconds;
 
-constexpr milliseconds kAcceptPause(100);     // after running out of file descriptors
+constexpr milliseconds kAcceptPause(100);  // after running out of file descriptors
 constexpr milliseconds kDrainPoll(20);
-constexpr milliseconds kLastBytes(1000);      // for responses that the engine's last deltas complete
+constexpr milliseconds kLastBytes(1000);  // for responses that the engine's last deltas complete
 
 // Each connection needs a descriptor; the soft limit is often 1,024.
 void raise_descriptor_limit() {
@@ -76,8 +76,7 @@ Result<uint16_t> Server::Impl::start() {
   const std::string address = fmt::format("{}:{}", config_.host, config_.port);
   boost::system::error_code ec;
   tcp::resolver resolver(*io_);
-  const auto endpoints = resolver.resolve(config_.host, std::to_string(config_.port),
-                                          tcp::resolver::passive | tcp::resolver::address_configured, ec);
+  const auto endpoints = resolver.resolve(config_.host, std::to_string(config_.port), tcp::resolver::passive, ec);
   if (ec || endpoints.empty()) return make_error(ErrorKind::kIo, "Cannot resolve {}: {}.", address, ec.message());
   const tcp::endpoint endpoint = endpoints.begin()->endpoint();
   acceptor_->open(endpoint.protocol(), ec);
@@ -106,8 +105,10 @@ asio::awaitable<void> Server::Impl::accept_loop() {
     }
     const bool full = num_sessions() >= config_.max_connections;
     const auto session = std::make_shared<Session>(std::move(socket), context_);
-    if (full) session->start_refusing();
-    else session->start();
+    if (full)
+      session->start_refusing();
+    else
+      session->start();
   }
 }
 

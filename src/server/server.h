@@ -1,6 +1,6 @@
-// OpenAI-compatible HTTP server over an EngineClient: completions, chat, tokenize, models, metrics, health, the web page.
-// One or two I/O threads run every connection as a coroutine; parsing, templates and tokenising run on worker threads,
-// so that neither a long prompt nor a slow client delays /health or another stream.
+// OpenAI-compatible HTTP server over an EngineClient: completions, chat, tokenize, models, metrics, health, the web
+// page. One or two I/O threads run every connection as a coroutine; parsing, templates and tokenising run on worker
+// threads, so that neither a long prompt nor a slow client delays /health or another stream.
 #pragma once
 
 #include <cstdint>
@@ -28,23 +28,23 @@ struct ServerConfig {
   size_t max_connections = 10'000;
   size_t max_body_bytes = 16u << 20;
   size_t max_total_body_bytes = 256u << 20;  // of all requests being read or parsed; over it 503
-  int idle_timeout_ms = 120'000;    // kept-alive connection without a request
-  int header_timeout_ms = 10'000;   // first byte to last header byte
-  int body_timeout_ms = 30'000;     // for the whole body
-  int write_timeout_ms = 30'000;    // one write that makes no end: the client reads too slowly
-  int sse_ping_interval_ms = 0;     // > 0: a comment line on streams idle that long (off: some clients cannot skip them)
-  int queue_timeout_ms = 0;         // > 0: a request not started by then fails
-  int stall_timeout_ms = 30'000;    // work present and no step ended for that long: /health says 503
+  int idle_timeout_ms = 120'000;             // kept-alive connection without a request
+  int header_timeout_ms = 10'000;            // first byte to last header byte
+  int body_timeout_ms = 30'000;              // for the whole body
+  int write_timeout_ms = 30'000;             // one write that makes no end: the client reads too slowly
+  int sse_ping_interval_ms = 0;   // > 0: a comment line on streams idle that long (off: some clients cannot skip them)
+  int queue_timeout_ms = 0;       // > 0: a request not started by then fails
+  int stall_timeout_ms = 30'000;  // work present and no step ended for that long: /health says 503
   size_t max_pending_tokens = 2048;  // an answer's tokens waiting for its client; over it the request is cancelled
   int socket_send_buffer_bytes = 0;  // > 0: SO_SNDBUF of connections
   bool debug_hooks = false;          // accept the body field vayu_debug
 };
 
 struct ServedModel {
-  EngineClient* engine = nullptr;                         // must outlive the server (or its stop())
+  EngineClient* engine = nullptr;  // must outlive the server (or its stop())
   std::shared_ptr<const Tokenizer> tokenizer;
-  std::shared_ptr<const ChatTemplate> chat_template;      // null: /v1/chat/completions answers 400
-  std::string bos_token;                                  // text for the template; empty: from the tokenizer
+  std::shared_ptr<const ChatTemplate> chat_template;  // null: /v1/chat/completions answers 400
+  std::string bos_token;                              // text for the template; empty: from the tokenizer
   std::string eos_token;
 };
 

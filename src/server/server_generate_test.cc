@@ -1,4 +1,4 @@
-// Completions and chat: shapes, streams, stop strings, cancellation, drain.
+// Completions and chat: shapes, streams, stop strings, log-probabilities.
 #include <gtest/gtest.h>
 
 #include "server/test_server.h"
@@ -7,42 +7,6 @@ namespace vayu::server {
 namespace {
 
 using Json = nlohmann::ordered_json;
-
-struct Streamed {
-  std::string text;
-  std::string finish;
-  int finishes = 0;
-  int parts = 0;  // events with a choice
-  Json usage;
-  bool done = false;
-};
-
-// Joins the events of one choice.
-Streamed joined(const ClientResponse& response, int index = 0) {
-  Streamed result;
-  const auto events = response.events();
-  for (size_t i = 0; i < events.size(); ++i) {
-    if (events[i] == "[DONE]") {
-      EXPECT_EQ(i + 1, events.size());
-      result.done = true;
-      continue;
-    }
-    const Json event = Json::parse(events[i]);
-    if (event.contains("usage") && !event["usage"].is_null()) result.usage = event["usage"];
-    if (!event.contains("choices")) continue;
-    for (const Json& choice : event["choices"]) {
-      if (choice["index"] != index) continue;
-      ++result.parts;
-      if (choice.contains("text")) result.text += choice["text"].get<std::string>();
-      else result.text += choice["delta"].value("content", "");
-      if (!choice["finish_reason"].is_null()) {
-        result.finish = choice["finish_reason"];
-        ++result.finishes;
-      }
-    }
-  }
-  return result;
-}
 
 TEST_F(ServerTest, CompletionShape) {
   start();
@@ -102,7 +66,8 @@ TEST_F(ServerTest, UsageOnlyWhenAsked) {
       EXPECT_TRUE(joined(response).done);
     }
     const Json plain = complete(fmt::format(R"("n": {})", n)).json();
-    const auto response = complete(fmt::format(R"("stream": true, "n": {}, "stream_options": {{"include_usage": true}})", n));
+    const auto response =
+        complete(fmt::format(R"("stream": true, "n": {}, "stream_options": {{"include_usage": true}})", n));
     const auto events = response.events();
     int with_usage = 0;
     for (const std::string& event : events) with_usage += event != "[DONE]" && !Json::parse(event)["usage"].is_null();
@@ -118,9 +83,10 @@ TEST_F(ServerTest, UsageOnlyWhenAsked) {
 
 TEST_F(ServerTest, StreamEqualsNonStream) {
   start(with_hooks());
-  const std::vector<std::string> texts = {"north east south west", "क्षि தமிழ் 漢字 👩‍👩‍👧 done", "plain"};
-  const std::vector<std::string> stops = {R"("t south w")", R"(["eas","east","st s"])", R"("south e")", R"("தமிழ்")",
-                                          R"("k")", "[]"};
+  const std::vector<std::string> texts = {"north east south west",
+                                          "क्षि தமிழ் 漢字 👩‍👩‍👧 done", "plain"};
+  const std::vector<std::string> stops = {
+      R"("t south w")", R"(["eas","east","st s"])", R"("south e")", R"("தமிழ்")", R"("k")", "[]"};
   for (const std::string& text : texts) {
     for (const std::string& stop : stops) {
       for (const int max_tokens : {5, 8, 1000}) {
@@ -129,7 +95,8 @@ TEST_F(ServerTest, StreamEqualsNonStream) {
                         stop, forced(text));
         for (const bool chat_route : {false, true}) {
           const auto plain = chat_route ? chat(fields) : complete(fields);
-          const auto stream = chat_route ? chat(fields + R"(, "stream": true)") : complete(fields + R"(, "stream": true)");
+          const auto stream =
+              chat_route ? chat(fields + R"(, "stream": true)") : complete(fields + R"(, "stream": true)");
           const Json choice = plain.json()["choices"][0];
           const Streamed streamed = joined(stream);
           EXPECT_EQ(streamed.text, chat_route ? choice["message"]["content"] : choice["text"]) << fields;
@@ -146,7 +113,8 @@ TEST_F(ServerTest, StreamEqualsNonStream) {
 TEST_F(ServerTest, StopStringsEndTheAnswer) {
   start(with_hooks());
   const auto answer = [&](const std::string& stop) {
-    return complete(R"("max_tokens": 100, "ignore_eos": true, "stop": )" + stop + ", " + forced("north east south west"))
+    return complete(R"("max_tokens": 100, "ignore_eos": true, "stop": )" + stop + ", " +
+                    forced("north east south west"))
         .json();
   };
   EXPECT_EQ(answer(R"("t south w")")["choices"][0]["text"], "north eas");
@@ -240,8 +208,9 @@ TEST_F(ServerTest, Logprobs) {
   EXPECT_EQ(completion["text_offset"].dump(), "[0,1,2]");
   const Json content = chat(R"("logprobs": true, "top_logprobs": 2)").json()["choices"][0]["logprobs"]["content"];
   ASSERT_EQ(content.size(), 3u);
-  EXPECT_EQ(content[0].dump(), R"({"token":"o","logprob":-0.5,"bytes":[111],"top_logprobs":[)"
-                               R"({"token":"o","logprob":-0.5,"bytes":[111]},{"token":"p","logprob":-1.5,"bytes":[112]}]})");
+  EXPECT_EQ(content[0].dump(),
+            R"({"token":"o","logprob":-0.5,"bytes":[111],"top_logprobs":[)"
+            R"({"token":"o","logprob":-0.5,"bytes":[111]},{"token":"p","logprob":-1.5,"bytes":[112]}]})");
   const auto stream = chat(R"("logprobs": true, "stream": true)");
   EXPECT_EQ(Json::parse(stream.events()[0])["choices"][0]["logprobs"]["content"][0]["token"], "o");
   EXPECT_EQ(chat(R"("logprobs": true, "top_logprobs": 20, "n": 64)").status, 400);
@@ -285,9 +254,10 @@ TEST_F(ServerTest, TokenIds) {
 TEST_F(ServerTest, ContinueFinalMessage) {
   start();
   const auto prompt = [&](const std::string& content, const std::string& fields) {
-    const auto response = call("POST", "/tokenize",
-                               R"({"messages": [{"role": "user", "content": "So"}, {"role": "assistant", "content": ")" +
-                                   content + "\"}]" + fields + "}");
+    const auto response =
+        call("POST", "/tokenize",
+             R"({"messages": [{"role": "user", "content": "So"}, {"role": "assistant", "content": ")" + content +
+                 "\"}]" + fields + "}");
     return response.status == 200 ? response.json()["prompt"].get<std::string>() : std::to_string(response.status);
   };
   const std::string head = "<|turn|>user\nSo<|end|><|turn|>assistant\n";
@@ -306,144 +276,6 @@ TEST_F(ServerTest, ImagePartsAreRefused) {
                                 {"url": "http://169.254.169.254/latest"}}]}]})");
   EXPECT_EQ(response.status, 400);
   EXPECT_EQ(response.json()["error"]["param"], "messages[0].content[0]");
-}
-
-TEST_F(ServerTest, ClientsThatVanishAreCancelled) {
-  start();
-  for (const bool hold : {true, false}) {
-    for (const char* stream : {"true", "false"}) {
-      engine_.hold = hold;
-      engine_.num_cancelled = 0;
-      std::vector<std::unique_ptr<TestClient>> clients;
-      const std::string body =
-          fmt::format(R"({{"prompt": "x", "stream": {}, "ignore_eos": true, "max_tokens": 1900}})", stream);
-      for (int i = 0; i < 16; ++i) {
-        clients.push_back(std::make_unique<TestClient>(port_));
-        clients.back()->send(http_request("POST", "/v1/completions", body));
-      }
-      ASSERT_TRUE(eventually([&] { return engine_.num_running() == 16; }));
-      clients.clear();
-      EXPECT_TRUE(eventually([&] { return engine_.num_running() == 0; }));
-      EXPECT_EQ(engine_.num_cancelled, 16);
-    }
-  }
-  EXPECT_TRUE(eventually(
-      [&] { return metric(R"(vayu:answers_abandoned_total{engine="0",model_name="fake",reason="disconnect"})") == "64"; }));
-  engine_.hold = false;
-  EXPECT_EQ(complete(R"("n": 1)").status, 200);
-}
-
-TEST_F(ServerTest, ReadersThatAreTooSlowAreCancelled) {
-  ServerConfig config;
-  config.socket_send_buffer_bytes = 4096;
-  config.max_pending_tokens = 100;
-  start(config);
-  TestClient client(port_, /*receive_buffer_bytes=*/4096);
-  client.send(http_request("POST", "/v1/completions",
-                           R"({"prompt": "x", "stream": true, "ignore_eos": true, "max_tokens": 1900})"));
-  ASSERT_TRUE(client.wait_for_bytes());
-  EXPECT_TRUE(eventually([&] { return engine_.num_running() == 0; }));
-  EXPECT_EQ(engine_.num_cancelled, 1);
-  EXPECT_EQ(metric(R"(vayu:answers_abandoned_total{engine="0",model_name="fake",reason="slow_reader"})"), "1");
-  EXPECT_FALSE(client.read_response().complete);
-}
-
-TEST_F(ServerTest, PingsOnIdleStreamsWhenAsked) {
-  ServerConfig config;
-  config.sse_ping_interval_ms = 20;
-  start(config);
-  engine_.hold = true;
-  TestClient client(port_);
-  client.send(http_request("POST", "/v1/completions", R"({"prompt": "x", "stream": true})"));
-  ASSERT_TRUE(client.wait_for_bytes());  // the header and a comment, though no token is there
-  engine_.hold = false;
-  const ClientResponse response = client.read_response();
-  EXPECT_NE(response.body.find(":\n\n"), std::string::npos);
-  EXPECT_EQ(joined(response).text, "ok");
-}
-
-TEST_F(ServerTest, FailureAfterAPingIsAnErrorEvent) {
-  ServerConfig config = with_hooks();
-  config.sse_ping_interval_ms = 20;
-  start(config);
-  engine_.hold = true;
-  TestClient client(port_);
-  client.send(http_request("POST", "/v1/completions",
-                           R"({"prompt": "x", "stream": true, "vayu_debug": {"fail_at_token": 0}})"));
-  ASSERT_TRUE(client.wait_for_bytes());
-  engine_.hold = false;
-  const ClientResponse response = client.read_response();
-  EXPECT_TRUE(response.complete);
-  ASSERT_EQ(response.events().size(), 2u);
-  EXPECT_EQ(Json::parse(response.events()[0])["error"]["type"], "server_error");
-  EXPECT_EQ(response.events()[1], "[DONE]");
-}
-
-TEST_F(ServerTest, StopEndsADrain) {
-  start();
-  engine_.hold = true;
-  TestClient queued(port_);
-  queued.send(http_request("POST", "/v1/completions", R"({"prompt": "x"})"));
-  ASSERT_TRUE(eventually([&] { return engine_.num_running() == 1; }));
-  std::thread drain([&] { server_->drain(clock_.now_us() + 2'000'000); });
-  server_->stop();
-  drain.join();
-  EXPECT_TRUE(eventually([&] { return engine_.num_running() == 0; }));
-}
-
-TEST_F(ServerTest, Http10StreamsEndWithTheConnection) {
-  start();
-  TestClient client(port_);
-  const std::string body = R"({"prompt": "x", "stream": true})";
-  client.send("POST /v1/completions HTTP/1.0\r\nContent-Length: " + std::to_string(body.size()) + "\r\n\r\n" + body);
-  const ClientResponse response = client.read_response();
-  EXPECT_EQ(response.headers.count("transfer-encoding"), 0u);
-  EXPECT_EQ(joined(response).text, "ok");
-}
-
-TEST_F(ServerTest, DrainLetsRunningStreamsFinish) {
-  start();
-  TestClient idle(port_);
-  idle.send(http_request("GET", "/health"));
-  EXPECT_EQ(idle.read_response().status, 200);
-  TestClient running(port_);
-  running.send(http_request("POST", "/v1/completions",
-                            R"({"prompt": "x", "stream": true, "ignore_eos": true, "max_tokens": 300})"));
-  ASSERT_TRUE(running.wait_for_bytes());
-  std::thread drain([&] { server_->drain(clock_.now_us() + 20'000'000); });
-  const ClientResponse response = running.read_response();
-  EXPECT_EQ(joined(response).finish, "length");
-  EXPECT_TRUE(joined(response).done);
-  drain.join();
-  EXPECT_TRUE(idle.at_end());
-  EXPECT_TRUE(running.at_end());
-  TestClient late(port_);
-  late.send(http_request("GET", "/health"));
-  EXPECT_EQ(late.read_response().status, 0);
-}
-
-TEST_F(ServerTest, DrainCancelsAtTheDeadline) {
-  start();
-  engine_.hold = true;
-  TestClient queued(port_);
-  queued.send(http_request("POST", "/v1/completions", R"({"prompt": "x"})"));
-  ASSERT_TRUE(eventually([&] { return engine_.num_running() == 1; }));
-  server_->drain(clock_.now_us() + 50'000);
-  EXPECT_EQ(queued.read_response().status, 503);
-}
-
-TEST_F(ServerTest, StopWithRequestsInFlight) {
-  start();
-  engine_.hold = true;
-  std::vector<std::unique_ptr<TestClient>> clients;
-  for (int i = 0; i < 8; ++i) {
-    clients.push_back(std::make_unique<TestClient>(port_));
-    clients.back()->send(http_request("POST", "/v1/completions", R"({"prompt": "x", "stream": true})"));
-  }
-  ASSERT_TRUE(eventually([&] { return engine_.num_running() == 8; }));
-  server_.reset();
-  EXPECT_TRUE(eventually([&] { return engine_.num_running() == 0; }));
-  EXPECT_EQ(engine_.num_cancelled, 8);
 }
 
 }  // namespace

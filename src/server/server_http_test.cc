@@ -36,8 +36,8 @@ TEST_F(ServerTest, EveryRouteButTheOpenOnesNeedsAKey) {
   }
   for (const std::string& path : paths) {
     const std::string escaped = path[1] == '%' ? path : fmt::format("/%{:02x}{}", path[1], path.substr(2));
-    for (const std::string& target :
-         {path, path + "/", "/" + path, escaped, "/health/.." + path, "http://localhost" + path, path + "?key=secret"}) {
+    for (const std::string& target : {path, path + "/", "/" + path, escaped, "/health/.." + path,
+                                      "http://localhost" + path, path + "?key=secret"}) {
       for (const char* method : {"GET", "POST", "HEAD", "OPTIONS", "PUT", "DELETE", "BREW"}) {
         for (const char* header : {"", "Authorization: Bearer wrong\r\n", "Authorization: Basic secret\r\n",
                                    "Authorization: Bearer\r\n", "Authorization: secret\r\n"}) {
@@ -149,11 +149,12 @@ TEST_F(ServerTest, HeaderLimits) {
 
 TEST_F(ServerTest, MalformedHttp) {
   start();
-  for (const char* bytes : {"\x16\x03\x01\x02garbage\r\n\r\n", "GET / HTTP/9.9\r\n\r\n", "GET /health\r\n\r\n",
-                            "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: -5\r\n\r\n",
-                            "POST /v1/completions HTTP/1.1\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\n12345",
-                            "POST /tokenize HTTP/1.1\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
-                            "POST /tokenize HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n"}) {
+  for (const char* bytes :
+       {"\x16\x03\x01\x02garbage\r\n\r\n", "GET / HTTP/9.9\r\n\r\n", "GET /health\r\n\r\n",
+        "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: -5\r\n\r\n",
+        "POST /v1/completions HTTP/1.1\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\n12345",
+        "POST /tokenize HTTP/1.1\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        "POST /tokenize HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n"}) {
     TestClient client(port_);
     client.send(bytes);
     EXPECT_EQ(client.read_response().status, 400) << bytes;
@@ -242,7 +243,8 @@ TEST_F(ServerTest, HealthTurnsBadOnlyWhenNoStepEnds) {
 
 TEST_F(ServerTest, TokenizeAndDetokenize) {
   start();
-  const Json raw = call("POST", "/tokenize", R"({"model": "fake", "prompt": "a<eos>", "return_token_strs": true})").json();
+  const Json raw =
+      call("POST", "/tokenize", R"({"model": "fake", "prompt": "a<eos>", "return_token_strs": true})").json();
   EXPECT_EQ(raw["tokens"], (std::vector<int>{256, 'a', 257}));
   EXPECT_EQ(raw["token_strs"][2], "<eos>");
   EXPECT_EQ(raw["max_model_len"], 2000);
@@ -295,7 +297,8 @@ TEST_F(ServerTest, BrowsersOfOtherSitesCannotSendForms) {
   TestClient plain(port_);
   plain.send(text + "\r\n" + body);
   EXPECT_EQ(plain.read_response().status, 200);
-  EXPECT_EQ(call("POST", "/tokenize", body, "Origin: http://evil\r\n").headers.count("access-control-allow-origin"), 0u);
+  EXPECT_EQ(call("POST", "/tokenize", body, "Origin: http://evil\r\n").headers.count("access-control-allow-origin"),
+            0u);
 }
 
 TEST_F(ServerTest, ThePageIsServedWithoutAKey) {

@@ -160,7 +160,8 @@ Session::Awaitable<bool> Session::read_header(Parser& parser) {
   co_return false;
 }
 
-// What is wrong with a request, as far as its header tells. The order matters: an unknown caller learns nothing but 401.
+// What is wrong with a request, as far as its header tells. The order matters: an unknown caller learns nothing but
+// 401.
 std::optional<HttpResponse> Session::check_request(const Parser& parser) {
   const auto& header = parser.get();
   const auto count = std::distance(header.begin(), header.end());
@@ -174,8 +175,9 @@ std::optional<HttpResponse> Session::check_request(const Parser& parser) {
   if (!config_.api_keys.empty() && (route_ == nullptr || !route_->open)) {
     const auto key = find_api_key(view(header[http::field::authorization]), config_.api_keys);
     if (!key) {
-      return error_response(make_error(ErrorKind::kUnauthorized, "A valid API key is needed: Authorization: Bearer KEY."),
-                            "invalid_api_key");
+      return error_response(
+          make_error(ErrorKind::kUnauthorized, "A valid API key is needed: Authorization: Bearer KEY."),
+          "invalid_api_key");
     }
     tenant_ = fmt::format("key{}", *key);
   }
@@ -192,8 +194,10 @@ std::optional<HttpResponse> Session::check_request(const Parser& parser) {
     response.headers.emplace_back("Allow", allowed_methods(*route_));
     return response;
   }
-  const Status available = context_.api.check_available(*route_);
-  if (!available.ok()) return error_response(available.error());
+  if (route_->needs_model) {
+    const Status ready = context_.api.check_ready();
+    if (!ready.ok()) return error_response(ready.error());
+  }
   if (route_->method == "POST" && header.count(http::field::origin) > 0 &&
       !is_json_type(view(header[http::field::content_type]))) {
     // A page of another site can send such a body without asking first.

@@ -1,5 +1,5 @@
-// One HTTP/1.1 connection: a coroutine on its own strand that reads requests, hands them to the Api and writes what comes
-// back. While an answer is being made it goes on reading, so a client that hangs up is noticed at once.
+// One HTTP/1.1 connection: a coroutine on its own strand that reads requests, hands them to the Api and writes what
+// comes back. While an answer is being made it goes on reading, so a client that hangs up is noticed at once.
 #pragma once
 
 #include <boost/asio/awaitable.hpp>
@@ -23,19 +23,19 @@ namespace vayu::server {
 
 class Session;
 
+constexpr size_t kHeavyBodyBytes = 128 * 1024;
+
 // What every connection shares.
 struct SessionContext {
   Api& api;
   boost::asio::thread_pool& workers;  // ordinary requests
   boost::asio::thread_pool& heavy;    // bodies over kHeavyBodyBytes: they must not delay short requests
 
-  std::mutex mutex;                     // guards sessions
-  std::set<Session*> sessions;          // open connections
-  std::atomic<int> active = 0;          // requests between their first byte and their last
-  std::atomic<size_t> body_bytes = 0;   // of bodies being read or worked on
+  std::mutex mutex;                    // guards sessions
+  std::set<Session*> sessions;         // open connections
+  std::atomic<int> active = 0;         // requests between their first byte and their last
+  std::atomic<size_t> body_bytes = 0;  // of bodies being read or worked on
 };
-
-constexpr size_t kHeavyBodyBytes = 128 * 1024;
 
 class Session : public std::enable_shared_from_this<Session> {
  public:
@@ -103,8 +103,8 @@ class Session : public std::enable_shared_from_this<Session> {
   bool timed_out_ = false;
 
   boost::asio::cancellation_signal watch_cancel_;
-  bool watching_ = false;        // wanted
-  bool read_running_ = false;    // a read-ahead is in progress
+  bool watching_ = false;           // wanted
+  bool read_running_ = false;       // a read-ahead is in progress
   std::atomic<bool> gone_ = false;  // read by workers
 
   // The request being served.

@@ -21,7 +21,8 @@ Session::Awaitable<std::invoke_result_t<Work>> Session::on_worker(size_t body_by
   // The result travels through a slot of this frame, which outlives the job because it waits for it.
   std::optional<Value> value;
   co_await asio::co_spawn(
-      pool, [&]() -> asio::awaitable<void, asio::thread_pool::executor_type> {
+      pool,
+      [&]() -> asio::awaitable<void, asio::thread_pool::executor_type> {
         value.emplace(work());
         co_return;
       },
@@ -41,20 +42,20 @@ Session::Awaitable<void> Session::dispatch(HttpRequest request) {
 
 Session::Awaitable<void> Session::serve_generation(HttpRequest request) {
   start_watch();
-  auto outcome = co_await on_worker(request.body.size(), [this, &request] {
-    return context_.api.generate(*route_, request, gone_, waker());
-  });
+  auto outcome = co_await on_worker(
+      request.body.size(), [this, &request] { return context_.api.generate(*route_, request, gone_, waker()); });
   std::string().swap(request.body);
   if (auto* failure = std::get_if<Api::Failure>(&outcome)) {
     co_await stop_watch();
     if (!gone_) co_await write_response(error_response(failure->error, failure->code));
+    spdlog::info("request {}: {} {}", request_id_, route_->path, gone_ ? 0 : status_);
     co_return;
   }
   auto& generation = std::get<std::unique_ptr<Generation>>(outcome);
   if (generation->stream()) {
     co_await write_stream(*generation);
   } else {
-    while (!generation->done() && !gone_ && !generation->overflow()) {
+    while (!generation->done() && !gone_) {
       co_await wait_for_news(milliseconds(0));
       generation->pump();
     }
@@ -87,15 +88,15 @@ Session::Awaitable<void> Session::write_stream(Generation& generation) {
     if (!header_sent && generation.error() && !generation.has_output()) {
       co_return co_await write_response(error_response(*generation.error()));
     }
-    if (events.empty() && !generation.overflow()) continue;
-    std::string bytes = header_sent ? std::string() : stream_header();
-    header_sent = true;
-    if (!http_1_0_) bytes += fmt::format("{:x}\r\n{}\r\n", events.size(), events);
-    else bytes += events;
-    if (!http_1_0_ && generation.done()) bytes += "0\r\n\r\n";
-    generation_ = &generation;
-    const bool written = co_await write(std::move(bytes));
-    generation_ = nullptr;
+    bool written = true;
+    if (!events.empty()) {
+      std::string bytes = std::exchange(header_sent, true) ? std::string() : stream_header();
+      bytes += http_1_0_ ? events : fmt::format("{:x}\r\n{}\r\n", events.size(), events);
+      if (!http_1_0_ && generation.done()) bytes += "0\r\n\r\n";
+      generation_ = &generation;
+      written = co_await write(std::move(bytes));
+      generation_ = nullptr;
+    }
     if (generation.overflow() || timed_out_) {
       generation.abandon(timed_out_ ? "write_timeout" : "slow_reader");
       spdlog::warn("request {}: the client reads too slowly; cancelled", request_id_);
@@ -178,10 +179,11 @@ void Session::log_access(const Generation* generation) const {
   const Usage usage = generation->usage();
   const double ttft_ms = generation->ttft_us() < 0 ? -1.0 : static_cast<double>(generation->ttft_us()) / 1000.0;
   const double e2e_ms = static_cast<double>(context_.api.clock().now_us() - arrival_us_) / 1000.0;
-  spdlog::info("request {}: {} {} prompt_tokens={} cached_tokens={} completion_tokens={} ttft_ms={:.1f} e2e_ms={:.1f} "
-               "finish={}",
-               request_id_, route_->path, status_, usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens,
-               ttft_ms, e2e_ms, generation->finish_summary());
+  spdlog::info(
+      "request {}: {} {} prompt_tokens={} cached_tokens={} completion_tokens={} ttft_ms={:.1f} e2e_ms={:.1f} "
+      "finish={}",
+      request_id_, route_->path, status_, usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens, ttft_ms,
+      e2e_ms, generation->finish_summary());
 }
 
 }  // namespace vayu::server

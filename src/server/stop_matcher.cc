@@ -35,8 +35,9 @@ std::string StopMatcher::push(std::string_view piece) {
   }
   size_t keep = std::min(held_.size(), longest_ - 1);
   const auto begins_a_stop = [&](std::string_view suffix) {
-    return std::any_of(stops_.begin(), stops_.end(),
-                       [&](const std::string& stop) { return stop.size() > suffix.size() && stop.starts_with(suffix); });
+    return std::any_of(stops_.begin(), stops_.end(), [&](const std::string& stop) {
+      return stop.size() > suffix.size() && stop.starts_with(suffix);
+    });
   };
   while (keep > 0 && !begins_a_stop(std::string_view(held_).substr(held_.size() - keep))) --keep;
   out = held_.substr(0, held_.size() - keep);

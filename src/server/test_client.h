@@ -15,7 +15,7 @@
 namespace vayu::server {
 
 struct ClientResponse {
-  int status = 0;  // 0: the connection ended first
+  int status = 0;                              // 0: the connection ended first
   std::map<std::string, std::string> headers;  // names in lower case
   std::string body;                            // chunks joined
   bool complete = false;
@@ -152,7 +152,8 @@ class TestClient {
 inline std::string http_request(const std::string& method, const std::string& target, const std::string& body = {},
                                 const std::string& headers = {}) {
   std::string text = method + " " + target + " HTTP/1.1\r\nHost: localhost\r\n" + headers;
-  if (!body.empty()) text += "Content-Type: application/json\r\nContent-Length: " + std::to_string(body.size()) + "\r\n";
+  if (!body.empty())
+    text += "Content-Type: application/json\r\nContent-Length: " + std::to_string(body.size()) + "\r\n";
   return text + "\r\n" + body;
 }
 

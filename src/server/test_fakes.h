@@ -150,7 +150,8 @@ class FakeEngine : public EngineClient {
   }
   void drain(int64_t deadline_us) override {
     drained_ = true;
-    while (num_running() > 0 && clock_.now_us() < deadline_us) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    while (num_running() > 0 && clock_.now_us() < deadline_us)
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
     std::lock_guard lock(mutex_);
     for (Answer& answer : answers_) answer.cancelled = FinishReason::kCancelled;
   }

@@ -9,6 +9,44 @@
 
 namespace vayu::server {
 
+struct Streamed {
+  std::string text;
+  std::string finish;
+  int finishes = 0;
+  int parts = 0;  // events with a choice
+  nlohmann::ordered_json usage;
+  bool done = false;
+};
+
+// Joins the events of one choice.
+inline Streamed joined(const ClientResponse& response, int index = 0) {
+  Streamed result;
+  const auto events = response.events();
+  for (size_t i = 0; i < events.size(); ++i) {
+    if (events[i] == "[DONE]") {
+      EXPECT_EQ(i + 1, events.size());
+      result.done = true;
+      continue;
+    }
+    const auto event = nlohmann::ordered_json::parse(events[i]);
+    if (event.contains("usage") && !event["usage"].is_null()) result.usage = event["usage"];
+    if (!event.contains("choices")) continue;
+    for (const auto& choice : event["choices"]) {
+      if (choice["index"] != index) continue;
+      ++result.parts;
+      if (choice.contains("text"))
+        result.text += choice["text"].get<std::string>();
+      else
+        result.text += choice["delta"].value("content", "");
+      if (!choice["finish_reason"].is_null()) {
+        result.finish = choice["finish_reason"];
+        ++result.finishes;
+      }
+    }
+  }
+  return result;
+}
+
 class ServerTest : public ::testing::Test {
  protected:
   using Json = nlohmann::ordered_json;
@@ -37,8 +75,7 @@ class ServerTest : public ::testing::Test {
     return call("POST", "/v1/completions", R"({"prompt": "hi", )" + fields + "}");
   }
   ClientResponse chat(const std::string& fields) {
-    return call("POST", "/v1/chat/completions",
-                R"({"messages": [{"role": "user", "content": "hi"}], )" + fields + "}");
+    return call("POST", "/v1/chat/completions", R"({"messages": [{"role": "user", "content": "hi"}], )" + fields + "}");
   }
   // Body fields that make the engine answer with these bytes, then the end id.
   static std::string forced(const std::string& text, bool end = true) {
