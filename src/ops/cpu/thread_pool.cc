@@ -1,6 +1,6 @@
 // The team of threads. A job is one 64-bit ticket, (job number, chunks not yet handed out): whoever decrements it by
-// compare-and-swap owns a chunk. A thread that wakes too late for a job sees an empty ticket and touches nothing, so the
-// caller waits for the chunks in flight only, never for a sleeping thread.
+// compare-and-swap owns a chunk. A thread that wakes too late for a job sees an empty ticket and touches nothing, so
+// the caller waits for the chunks in flight only, never for a sleeping thread.
 #include "ops/cpu/thread_pool.h"
 
 #include <sched.h>
@@ -194,7 +194,10 @@ void ThreadPool::run(int64_t count, int64_t grain, Task task, void* context) {
   }
   const auto patience = std::chrono::steady_clock::now() + kSpin;
   while (state.chunks_done.load(std::memory_order_acquire) != num_chunks) {
-    for (int i = 0; i < kPausesPerLook && state.chunks_done.load(std::memory_order_acquire) != num_chunks; ++i) cpu_pause();
+    for (int i = 0; i < kPausesPerLook; ++i) {
+      if (state.chunks_done.load(std::memory_order_acquire) == num_chunks) break;
+      cpu_pause();
+    }
     // Somebody may have taken the core of the thread we wait for: offer ours.
     if (state.oversubscribed || std::chrono::steady_clock::now() >= patience) sched_yield();
   }

@@ -30,10 +30,11 @@ class ThreadPool {
   // The same for a lambda: f(begin, end, worker).
   template <class F>
   void parallel_for(int64_t count, int64_t grain, F&& f) {
-    run(
-        count, grain,
-        [](void* context, int64_t begin, int64_t end, int worker) { (*static_cast<std::remove_reference_t<F>*>(context))(begin, end, worker); },
-        &f);
+    using Body = std::remove_reference_t<F>;
+    const Task call = [](void* context, int64_t begin, int64_t end, int worker) {
+      (*static_cast<Body*>(context))(begin, end, worker);
+    };
+    run(count, grain, call, &f);
   }
 
  private:

@@ -71,12 +71,14 @@ HWY_INLINE void quantise_block(const float* HWY_RESTRICT x, QuantisedBlock& out)
 }
 
 // x: (tokens, cols), cols a multiple of 32; out: the group, act_block_bytes(groups) * tokens for every 32 inputs.
-HWY_INLINE void quantise_group(const float* HWY_RESTRICT x, int64_t cols, int tokens, int groups, uint8_t* HWY_RESTRICT out) {
+HWY_INLINE void quantise_group(const float* HWY_RESTRICT x, int64_t cols, int tokens, int groups,
+                               uint8_t* HWY_RESTRICT out) {
   QuantisedBlock block;
   for (int64_t first = 0; first < cols; first += 32, out += tokens * act_block_bytes(groups)) {
     float* scales = reinterpret_cast<float*>(out + 32 * tokens);
     for (int t = 0; t < tokens; ++t) {
       quantise_block(x + t * cols + first, block);
+#pragma GCC unroll 8
       for (int step = 0; step < 8; ++step) std::memcpy(out + 4 * (step * tokens + t), block.q + 4 * step, 4);
       scales[t] = block.scale;
       scales[tokens + t] = groups == 1 ? block.sums[0] + block.sums[1] : block.sums[0];

@@ -1,7 +1,7 @@
 // Dot products of one unpacked tile (16 rows) with a group of kTokens activation rows.
 //
-// Every float operation of a result, and their order, is the same for every kTokens, so a row's result does not depend on
-// its company: integer sums are exact, then per group of inputs  acc = fma(sum, d * da, acc); acc = fma(m, sa, acc).
+// Every float operation of a result, and their order, is the same for every kTokens, so a row's result does not depend
+// on its company: integer sums are exact, then per group of inputs  acc = fma(sum, d * da, acc); acc = fma(m, sa, acc).
 //
 // A group of T tokens holds per 32 inputs: int8 (8 steps, T, 4 inputs), float scale da (T), float sa (groups, T): da
 // times the sum of the group's integers. For float formats it is floats (inputs, T).
@@ -126,7 +126,8 @@ void dot_quantised(const uint8_t* HWY_RESTRICT tile, int64_t num_blocks, const u
         IntVec sums[kTokens];
 #pragma GCC unroll 16
         for (int t = 0; t < kTokens; ++t) sums[t] = hn::Zero(IntTag());
-        dot_steps<kTokens, kBits, kSteps>(codes + group * kSteps * kStepBytes, inputs + group * 4 * kSteps * kTokens, sums);
+        dot_steps<kTokens, kBits, kSteps>(codes + group * kSteps * kStepBytes, inputs + group * 4 * kSteps * kTokens,
+                                          sums);
         const auto scale = hn::LoadU(d, w_scales + group * kTileRows);
         const auto min = hn::LoadU(d, w_scales + (kGroups + group) * kTileRows);
 #pragma GCC unroll 16

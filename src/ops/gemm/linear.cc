@@ -12,7 +12,8 @@ int64_t linear_scratch_bytes(const OpContext& ctx, int64_t max_tokens, int64_t m
 
 void linear(const OpContext& ctx, const LinearArgs& args) {
   if (args.num_tokens == 0) return;
-  VAYU_CHECK(args.weight && args.x && args.y && args.scratch && args.num_tokens > 0, "linear of {} tokens", args.num_tokens);
+  VAYU_CHECK(args.weight && args.x && args.y && args.scratch && args.num_tokens > 0, "linear of {} tokens",
+             args.num_tokens);
   ctx.backend == Backend::kCpu ? linear_cpu(*ctx.pool, args) : linear_ref(args);
 }
 

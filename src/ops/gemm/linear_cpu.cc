@@ -1,6 +1,7 @@
 // The fast CPU path; docs/decisions/0001-cpu-quantised-gemm.md tells why it looks like this, with numbers.
-// A call packs the activations once (activations-inl.h). Threads then take tiles of 16 outputs: a tile is unpacked a few
-// hundred inputs at a time into the first-level cache (unpack-inl.h) and multiplied with the token groups (dot-inl.h).
+// A call packs the activations once (activations-inl.h). Threads then take tiles of 16 outputs: a tile is unpacked a
+// few hundred inputs at a time into the first-level cache (unpack-inl.h) and multiplied with the token groups
+// (dot-inl.h).
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "ops/gemm/linear_cpu.cc"
 #include "hwy/foreach_target.h"
@@ -28,8 +29,10 @@ namespace vayu::ops {
 // than that are there.
 constexpr int64_t kChunkCols = 768;
 constexpr int64_t kFloatChunkCols = 192;
-// Token groups multiplied with one unpacked tile: their accumulators stay in the first-level cache, 96 tokens are enough
-// to make the unpacking cheap.
+// With one token group reading the weights is the larger part, and a long dot product would let the prefetcher sleep.
+constexpr int64_t kShortChunkCols = 256;
+// Token groups multiplied with one unpacked tile: their accumulators stay in the first-level cache, 96 tokens are
+// enough to make the unpacking cheap.
 constexpr int64_t kGroupsPerBlock = 8;
 
 struct ActivationLayout {
@@ -73,8 +76,9 @@ void multiply_quantised(const Job& job, const TileFormat& format, const uint8_t*
   const int64_t cols = job.weight->cols();
   const int groups = groups_of(format.bits);
   const uint8_t* acts = groups == 1 ? job.acts.one_group : job.acts.two_groups;
-  for (int64_t col = 0; col < cols; col += kChunkCols) {
-    const int64_t chunk = std::min(kChunkCols, cols - col);
+  const int64_t step = end - begin == 1 ? kShortChunkCols : kChunkCols;
+  for (int64_t col = 0; col < cols; col += step) {
+    const int64_t chunk = std::min(step, cols - col);
     unpack_quantised(format, tile + col / format.block_cols * format.block_bytes, chunk, unpacked);
     float* out = acc;
     for (int64_t g = begin; g < end; ++g) {
@@ -166,7 +170,8 @@ ActivationLayout place_activations(const CpuMatrix& weight, int64_t num_tokens, 
 
 void linear_job(ThreadPool& pool, const CpuMatrix& weight, const LinearArgs& args) {
   const Job job{&weight, &args, TokenGroups(args.num_tokens), place_activations(weight, args.num_tokens, args.scratch)};
-  pool.parallel_for(job.groups.num_groups, 1, [&](int64_t begin, int64_t end, int) { pack_activations(job, begin, end); });
+  pool.parallel_for(job.groups.num_groups, 1,
+                    [&](int64_t begin, int64_t end, int) { pack_activations(job, begin, end); });
   const int64_t token_blocks = (job.groups.num_groups + kGroupsPerBlock - 1) / kGroupsPerBlock;
   const int64_t items = weight.num_tiles() * token_blocks;
   const int64_t grain = std::max<int64_t>(1, items / (8 * pool.num_threads()));

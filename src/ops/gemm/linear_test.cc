@@ -20,8 +20,10 @@ double tolerance(DataFormat format) {
   switch (format) {
     case DataFormat::kF32:
     case DataFormat::kF16:
-    case DataFormat::kBF16: return 1e-6;
-    default: return 4e-3;
+    case DataFormat::kBF16:
+      return 1e-6;
+    default:
+      return 4e-3;
   }
 }
 
@@ -31,7 +33,8 @@ struct TestMatrix {
   int64_t rows = 0;
 };
 
-TestMatrix random_matrix(std::mt19937& random, std::span<const DataFormat> formats, std::span<const int64_t> rows, int64_t cols) {
+TestMatrix random_matrix(std::mt19937& random, std::span<const DataFormat> formats, std::span<const int64_t> rows,
+                         int64_t cols) {
   TestMatrix m;
   std::normal_distribution<float> normal(0.1f, 1.0f);
   for (size_t i = 0; i < formats.size(); ++i) {
@@ -57,8 +60,8 @@ std::vector<float> random_activations(std::mt19937& random, int64_t n) {
 }
 
 // y starts as `fill`: a number when accumulating, NaN to catch outputs nobody wrote.
-std::vector<float> run_linear(const OpContext& ctx, const Matrix& weight, const std::vector<float>& x, bool accumulate = false,
-                              float fill = std::numeric_limits<float>::quiet_NaN()) {
+std::vector<float> run_linear(const OpContext& ctx, const Matrix& weight, const std::vector<float>& x,
+                              bool accumulate = false, float fill = std::numeric_limits<float>::quiet_NaN()) {
   const int64_t tokens = static_cast<int64_t>(x.size()) / weight.cols();
   const int64_t scratch_bytes = linear_scratch_bytes(ctx, tokens, weight.cols());
   std::vector<uint8_t> scratch(scratch_bytes + 128, 0xff);  // NaN patterns; the last 64 bytes must stay
@@ -99,7 +102,8 @@ void for_each_target(F&& body) {
   hwy::GetChosenTarget().Update(hwy::SupportedTargets());
 }
 
-void expect_close(const std::vector<float>& got, const std::vector<float>& want, const TestMatrix& m, const std::vector<float>& x) {
+void expect_close(const std::vector<float>& got, const std::vector<float>& want, const TestMatrix& m,
+                  const std::vector<float>& x) {
   const int64_t cols = m.views[0].cols;
   const int64_t tokens = static_cast<int64_t>(x.size()) / cols;
   std::vector<float> w(cols);
@@ -115,7 +119,8 @@ void expect_close(const std::vector<float>& got, const std::vector<float>& want,
         for (int64_t c = 0; c < cols; ++c) x_norm += double{x[t * cols + c]} * x[t * cols + c];
         const double bound = tolerance(view.format) * std::sqrt(w_norm * x_norm) + 1e-30;
         ASSERT_NEAR(got[t * m.rows + row], want[t * m.rows + row], bound)
-            << format_info(view.format).name << " row " << row << " token " << t << " of " << tokens << ", cols " << cols;
+            << format_info(view.format).name << " row " << row << " token " << t << " of " << tokens << ", cols "
+            << cols;
       }
     }
   }
@@ -267,7 +272,8 @@ TEST_P(LinearFormatTest, ZeroAndTinyActivationsGiveZero) {
 }
 
 TEST(LinearTest, StackedPartsOfMixedFormats) {
-  const DataFormat formats[] = {DataFormat::kQ4_K, DataFormat::kQ6_K, DataFormat::kF16, DataFormat::kQ8_0, DataFormat::kQ4_K};
+  const DataFormat formats[] = {DataFormat::kQ4_K, DataFormat::kQ6_K, DataFormat::kF16, DataFormat::kQ8_0,
+                                DataFormat::kQ4_K};
   const int64_t rows[] = {33, 7, 16, 1, 18};
   std::mt19937 random(7);
   const TestMatrix m = random_matrix(random, formats, rows, 512);

@@ -11,8 +11,8 @@ Status check_part(const MatrixView& part, const MatrixView& first) {
     return field_error(part.name, "tensor {}: shape ({}, {}) is empty", part.name, part.rows, part.cols);
   }
   if (part.cols % info.block_size != 0) {
-    return field_error(part.name, "tensor {}: {} columns are not whole {} blocks of {}", part.name, part.cols, info.name,
-                       info.block_size);
+    return field_error(part.name, "tensor {}: {} columns are not whole {} blocks of {}", part.name, part.cols,
+                       info.name, info.block_size);
   }
   if (part.cols != first.cols) {
     return field_error(part.name, "tensor {}: {} columns, but {} stacked above it has {}", part.name, part.cols,

@@ -86,7 +86,8 @@ Codes read_codes(DataFormat format, const uint8_t* b, int sub) {
       }
       break;
     }
-    default: VAYU_CHECK(false, "a float format has no codes");
+    default:
+      VAYU_CHECK(false, "a float format has no codes");
   }
   return codes;
 }
@@ -94,8 +95,11 @@ Codes read_codes(DataFormat format, const uint8_t* b, int sub) {
 // The scales of one row of a file block into their lane of the tile's block.
 void pack_scales(DataFormat format, const uint8_t* b, int row, uint8_t* block) {
   switch (tile_format(format).scales) {
-    case TileScales::kNone: break;
-    case TileScales::kHalf: std::memcpy(block + 2 * row, b, 2); break;
+    case TileScales::kNone:
+      break;
+    case TileScales::kHalf:
+      std::memcpy(block + 2 * row, b, 2);
+      break;
     case TileScales::kHalfPair:
       std::memcpy(block + 2 * row, b, 2);
       std::memcpy(block + 32 + 2 * row, b + 2, 2);

@@ -1,7 +1,7 @@
 // Expands packed blocks of one tile (cpu_matrix.h) into what the dot products read, in the first-level cache:
-// quantised formats: per 32 inputs 512 bytes of unsigned codes (step, row, input of the step), then float d (groups, 16)
-// and float m (groups, 16) such that w = d q + m; two groups of 16 inputs for Q6_K, else one of 32.
-// float formats: floats (inputs, 16).
+//   quantised formats: per 32 inputs 512 bytes of unsigned codes (step, row, input of the step), then float
+//     d (groups, 16) and m (groups, 16), w = d q + m; two groups of 16 inputs for Q6_K, else one of 32
+//   float formats: floats (inputs, 16)
 #include "hwy/highway.h"
 #include "ops/gemm/cpu_matrix.h"
 
@@ -25,7 +25,9 @@ using IntTag = hn::RebindToSigned<FloatTag>;
 using WordTag = hn::RebindToUnsigned<FloatTag>;  // four codes a lane
 using HalfTag = hn::Rebind<hwy::float16_t, FloatTag>;
 
-HWY_INLINE hn::Vec<WordTag> load_words(const uint8_t* p) { return hn::LoadU(WordTag(), reinterpret_cast<const uint32_t*>(p)); }
+HWY_INLINE hn::Vec<WordTag> load_words(const uint8_t* p) {
+  return hn::LoadU(WordTag(), reinterpret_cast<const uint32_t*>(p));
+}
 HWY_INLINE hn::Vec<FloatTag> load_halves(const uint8_t* p) {
   return hn::PromoteTo(FloatTag(), hn::LoadU(HalfTag(), reinterpret_cast<const hwy::float16_t*>(p)));
 }
@@ -83,7 +85,8 @@ HWY_INLINE void unpack_codes(const uint8_t* HWY_RESTRICT planes, uint8_t* HWY_RE
 
 // kHalf and kHalfPair: `num` blocks of 32 inputs.
 template <int kBits, bool kHasMin>
-void unpack_plain(const TileFormat& format, const uint8_t* HWY_RESTRICT packed, int64_t num, uint8_t* HWY_RESTRICT out) {
+void unpack_plain(const TileFormat& format, const uint8_t* HWY_RESTRICT packed, int64_t num,
+                  uint8_t* HWY_RESTRICT out) {
   const FloatTag d;
   const auto minus_zero_point = hn::Set(d, static_cast<float>(-format.zero));
   constexpr int kScaleBytes = kHasMin ? 64 : 32;
@@ -174,15 +177,24 @@ HWY_INLINE void unpack_six_bit(const uint8_t* HWY_RESTRICT packed, int64_t num, 
 HWY_INLINE void unpack_quantised(const TileFormat& format, const uint8_t* packed, int64_t cols, uint8_t* out) {
   const int64_t num = cols / format.block_cols;
   switch (format.format) {
-    case DataFormat::kQ8_0: return unpack_plain<8, false>(format, packed, num, out);
-    case DataFormat::kQ4_0: return unpack_plain<4, false>(format, packed, num, out);
-    case DataFormat::kQ4_1: return unpack_plain<4, true>(format, packed, num, out);
-    case DataFormat::kQ5_0: return unpack_plain<5, false>(format, packed, num, out);
-    case DataFormat::kQ5_1: return unpack_plain<5, true>(format, packed, num, out);
-    case DataFormat::kQ4_K: return unpack_super<4>(packed, num, out);
-    case DataFormat::kQ5_K: return unpack_super<5>(packed, num, out);
-    case DataFormat::kQ6_K: return unpack_six_bit(packed, num, out);
-    default: VAYU_CHECK(false, "not a quantised format");
+    case DataFormat::kQ8_0:
+      return unpack_plain<8, false>(format, packed, num, out);
+    case DataFormat::kQ4_0:
+      return unpack_plain<4, false>(format, packed, num, out);
+    case DataFormat::kQ4_1:
+      return unpack_plain<4, true>(format, packed, num, out);
+    case DataFormat::kQ5_0:
+      return unpack_plain<5, false>(format, packed, num, out);
+    case DataFormat::kQ5_1:
+      return unpack_plain<5, true>(format, packed, num, out);
+    case DataFormat::kQ4_K:
+      return unpack_super<4>(packed, num, out);
+    case DataFormat::kQ5_K:
+      return unpack_super<5>(packed, num, out);
+    case DataFormat::kQ6_K:
+      return unpack_six_bit(packed, num, out);
+    default:
+      VAYU_CHECK(false, "not a quantised format");
   }
 }
 
