@@ -144,9 +144,8 @@ def test_f05_stop_strings(server, text, stop, expected):
 
 
 def test_f06_end_ids(server):
-    end = [t for t in ids_of(server, "a<|im_end|>b")]  # raw prompts parse marks
-    mark = [t for t in end if t not in ids_of(server, "ab")]
-    body = {"prompt": "x", "max_tokens": 6, "temperature": 0, "vayu_debug": {"forced_ids": ids_of(server, " good") + mark[:1]}}
+    _, mark, _ = ids_of(server, "a<|im_end|>b")  # raw prompts parse marks
+    body = {"prompt": "x", "max_tokens": 6, "temperature": 0, "vayu_debug": {"forced_ids": ids_of(server, " good") + [mark]}}
     stopped = post(server, "/v1/completions", body).json()["choices"][0]
     assert stopped["finish_reason"] == "stop" and stopped["text"] == " good"
     through = post(server, "/v1/completions", {**body, "ignore_eos": True}).json()["choices"][0]
@@ -312,7 +311,7 @@ def test_f15_prompt_at_the_limit(server, extra):
         assert r.status_code == 400 and str(limit) in r.json()["error"]["message"] and str(limit + extra) in r.json()["error"]["message"]
 
 
-@pytest.mark.parametrize("depth", [100, 1000, 100_000, 5_000_000])
+@pytest.mark.parametrize("depth", [100, 100_000, 5_000_000])
 @pytest.mark.parametrize("shape", ['{"prompt":%s}', '{"prompt":"x","unknown":%s}', '{"messages":[],"tools":%s}'])
 @pytest.mark.parametrize("closed", [True, False])
 def test_f16_deep_json(server, depth, shape, closed):
@@ -373,7 +372,7 @@ def test_f39_closed_by_default():
         for path in ("/v1/models", "/v1/completions", "/v1//models", "/v1/%6dodels", "/v1/./models", "/v1/models/", "/metrics",
                      "/stats", "/tokenize", "/no/such/route", "//v1/models"):
             for method in ("GET", "POST", "HEAD", "OPTIONS", "DELETE", "PUT"):
-                for header in (None, "Bearer wrong", "Basic k1", "bearer", "Bearer k1x", "Bearer "):
+                for header in (None, "Bearer wrong", "Basic k1", "bearer", "Bearer k1x", "Bearerk1"):
                     r = httpx.request(method, s.url + path, headers={"Authorization": header} if header else {})
                     assert r.status_code == 401, (method, path, header, r.status_code)
                     if method != "HEAD":
@@ -387,7 +386,7 @@ def test_f39_closed_by_default():
 
 
 def test_f37_liveness_under_load_and_stalled():
-    s = Server("--debug-hooks", "--stall-timeout", "2")
+    s = Server("--debug-hooks", "--stall-timeout", "4")
     try:
         with concurrent.futures.ThreadPoolExecutor(9) as pool:
             load = [pool.submit(complete, s, "word " * 6000, max_tokens=4, ignore_eos=True) for _ in range(4)]
@@ -398,8 +397,8 @@ def test_f37_liveness_under_load_and_stalled():
                 slowest = max(slowest, time.time() - start)
                 time.sleep(0.1)
             assert slowest < 1.0  # the clients share the two cores with the server
-            stuck = pool.submit(complete, s, "x", max_tokens=1, vayu_debug={"stall_ms": 5000})
-            time.sleep(3.2)
+            stuck = pool.submit(complete, s, "x", max_tokens=1, vayu_debug={"stall_ms": 7000})
+            time.sleep(5.5)
             assert httpx.get(s.url + "/health").status_code == 503
             assert stuck.result().status_code == 200
             assert httpx.get(s.url + "/health").status_code == 200
@@ -427,7 +426,7 @@ def test_f18_pool_smaller_than_requests():
 
 def test_f20_preemption_changes_nothing():
     prompts = [[500 + i, 600 + i, 700 + i] * 5 for i in range(16)]
-    bodies = [{"max_tokens": 200, "ignore_eos": True, "temperature": 0 if i % 2 else 1, "seed": i, "repetition_penalty": 1.1,
+    bodies = [{"max_tokens": 400, "ignore_eos": True, "temperature": 0 if i % 2 else 1, "seed": i, "repetition_penalty": 1.1,
                "logprobs": 1, "return_token_ids": True} for i in range(16)]
 
     def run(flags):
@@ -442,12 +441,12 @@ def test_f20_preemption_changes_nothing():
 
     calm, none = run(["--max-total-tokens", "16000"])
     pressed, some = run(["--max-total-tokens", "960"])
-    assert none == 0 and some >= 16
+    assert none == 0 and some >= 20  # the simulator goes through thousands
     for a, b in zip(calm, pressed):
         assert a["choices"][0]["token_ids"] == b["choices"][0]["token_ids"]
         assert a["choices"][0]["text"] == b["choices"][0]["text"]
         assert a["choices"][0]["logprobs"]["token_logprobs"] == b["choices"][0]["logprobs"]["token_logprobs"]
-        assert b["usage"]["completion_tokens"] == 200 == len(b["choices"][0]["token_ids"])
+        assert b["usage"]["completion_tokens"] == 400 == len(b["choices"][0]["token_ids"])
 
 
 def test_f22_evicted_prefix_gives_the_same_answer():
