@@ -19,6 +19,9 @@ struct FormatTolerance {
 constexpr FormatTolerance kFormats[] = {
     {KvFormat::kF32, 2e-6f}, {KvFormat::kF16, 0x1p-10f}, {KvFormat::kBF16, 0x1p-7f}};
 
+// Normed and scaled heads reach about 20, and a rotation can cancel: a few roundings of that.
+constexpr float kAbsolute = 2e-5f;
+
 struct Case {
   RopeKvWriteArgs args;
   std::vector<float> qkv, inv_freq, q_norm, k_norm;
@@ -107,12 +110,12 @@ TEST(RopeKvWrite, CpuMatchesReference) {
         for_each_cpu_variant([&](const OpContext& ctx, const std::string& name) {
           const Output out = run(ctx, c);
           for (int64_t i = 0; i < c.args.num_tokens * c.stride(); ++i) {
-            ASSERT_NEAR(out.qkv[i], expected.qkv[i], 4e-6) << name << ' ' << head_dim << ' ' << i;
+            ASSERT_NEAR(out.qkv[i], expected.qkv[i], kAbsolute) << name << ' ' << head_dim << ' ' << i;
           }
           for (size_t i = 0; i < out.pages.size(); ++i) {
             ASSERT_EQ(std::isnan(out.pages[i]), std::isnan(expected.pages[i])) << name << ' ' << i;
             if (std::isnan(out.pages[i])) continue;
-            ASSERT_NEAR(out.pages[i], expected.pages[i], relative * std::abs(expected.pages[i]) + 4e-6)
+            ASSERT_NEAR(out.pages[i], expected.pages[i], relative * std::abs(expected.pages[i]) + kAbsolute)
                 << name << ' ' << i;
           }
         });

@@ -27,6 +27,8 @@ void sample(const OpContext& ctx, const SampleArgs& args) {
   for (int64_t i = 0; i < args.num_samples; ++i) {
     const SampleTask& task = args.tasks[i];
     VAYU_CHECK(task.params, "task {} without parameters", i);
+    VAYU_CHECK(task.params->temperature >= 0 && task.params->min_p <= 1, "task {}: temperature {}, min_p {}", i,
+               task.params->temperature, task.params->min_p);
     VAYU_CHECK(task.target < args.vocab_size && task.forced < args.vocab_size, "task {}: target {}, forced {}", i,
                task.target, task.forced);
   }
