@@ -44,17 +44,19 @@ class Mailbox {
     return overflow_;
   }
 
-  // After this the engine may go on pushing; nothing is kept and nobody is woken.
+  // After this the engine may go on pushing; nothing is kept and nobody is woken. The engine's last reference to the box
+  // may outlive the server, so `wake` and what it holds go now.
   void close() {
     std::lock_guard lock(mutex_);
     closed_ = true;
     items_.clear();
+    wake_ = nullptr;
   }
 
  private:
   const size_t max_pending_tokens_;
-  const std::function<void()> wake_;
   mutable std::mutex mutex_;
+  std::function<void()> wake_;  // null once closed
   std::vector<Item> items_;
   size_t pending_tokens_ = 0;
   bool overflow_ = false;

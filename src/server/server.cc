@@ -140,6 +140,10 @@ void Server::Impl::stop() {
   heavy_->stop();
   workers_->join();
   heavy_->join();
+  {
+    std::lock_guard lock(context_.wake_gate->mutex);
+    context_.wake_gate->open = false;
+  }
   // Jobs of the pools own connections of io_; connections own generations, which cancel what they have in the engine.
   workers_.reset();
   heavy_.reset();

@@ -25,11 +25,18 @@ class Session;
 
 constexpr size_t kHeavyBodyBytes = 128 * 1024;
 
+// Engine threads wake connections through this; closed before the I/O context goes, which must not be posted to then.
+struct WakeGate {
+  std::mutex mutex;
+  bool open = true;
+};
+
 // What every connection shares.
 struct SessionContext {
   Api& api;
   boost::asio::thread_pool& workers;  // ordinary requests
   boost::asio::thread_pool& heavy;    // bodies over kHeavyBodyBytes: they must not delay short requests
+  std::shared_ptr<WakeGate> wake_gate = std::make_shared<WakeGate>();
 
   std::mutex mutex;                    // guards sessions
   std::set<Session*> sessions;         // open connections

@@ -148,7 +148,9 @@ Session::Awaitable<void> Session::stop_watch() {
 }
 
 std::function<void()> Session::waker() {
-  return [weak = weak_from_this(), executor = socket_.get_executor()] {
+  return [weak = weak_from_this(), executor = socket_.get_executor(), gate = context_.wake_gate] {
+    std::lock_guard lock(gate->mutex);
+    if (!gate->open) return;
     asio::post(executor, [weak] {
       if (const auto self = weak.lock()) self->wake();
     });

@@ -104,7 +104,7 @@ class FakeTemplate : public ChatTemplate {
 // Emits a token a tick for every answer: forced_output first, then "ok" and the end id (or 'x' with ignore_eos).
 class FakeEngine : public EngineClient {
  public:
-  explicit FakeEngine(const Clock& clock, int tick_us = 200) : clock_(clock), tick_us_(tick_us) {
+  explicit FakeEngine(const Clock& clock) : clock_(clock) {
     info_.model_name = "fake";
     info_.vocab_size = 260;
     info_.max_context = 2000;
@@ -161,6 +161,7 @@ class FakeEngine : public EngineClient {
     return static_cast<int>(answers_.size());
   }
 
+  std::atomic<int> tick_us = 200;
   std::atomic<bool> hold = false;  // no tokens: as if everything were queued
   std::atomic<int> num_cancelled = 0;
   std::atomic<int64_t> step_running_since_us = 0;
@@ -178,7 +179,7 @@ class FakeEngine : public EngineClient {
 
   void loop() {
     while (!stopping_) {
-      std::this_thread::sleep_for(std::chrono::microseconds(tick_us_));
+      std::this_thread::sleep_for(std::chrono::microseconds(tick_us));
       std::lock_guard lock(mutex_);
       std::erase_if(answers_, [&](Answer& answer) { return step(answer); });
     }
@@ -237,7 +238,6 @@ class FakeEngine : public EngineClient {
   }
 
   const Clock& clock_;
-  const int tick_us_;
   EngineInfo info_;
   mutable std::mutex mutex_;
   std::vector<Answer> answers_;
