@@ -74,15 +74,18 @@ HWY_INLINE void quantise_block(const float* HWY_RESTRICT x, QuantisedBlock& out)
 HWY_INLINE void quantise_group(const float* HWY_RESTRICT x, int64_t cols, int tokens, int groups,
                                uint8_t* HWY_RESTRICT out) {
   QuantisedBlock block;
-  for (int64_t first = 0; first < cols; first += 32, out += tokens * act_block_bytes(groups)) {
-    float* scales = reinterpret_cast<float*>(out + 32 * tokens);
-    for (int t = 0; t < tokens; ++t) {
-      quantise_block(x + t * cols + first, block);
+  const int64_t block_bytes = tokens * act_block_bytes(groups);
+  for (int t = 0; t < tokens;
+       ++t, x += cols) {  // a token at a time: x streams, the group stays in the first-level cache
+    uint8_t* place = out;
+    for (int64_t first = 0; first < cols; first += 32, place += block_bytes) {
+      quantise_block(x + first, block);
 #pragma GCC unroll 8
-      for (int step = 0; step < 8; ++step) std::memcpy(out + 4 * (step * tokens + t), block.q + 4 * step, 4);
-      scales[t] = block.scale;
-      scales[tokens + t] = groups == 1 ? block.sums[0] + block.sums[1] : block.sums[0];
-      if (groups == 2) scales[2 * tokens + t] = block.sums[1];
+      for (int step = 0; step < 8; ++step) std::memcpy(place + 4 * (step * tokens + t), block.q + 4 * step, 4);
+      auto* scales = reinterpret_cast<float*>(place + 32 * tokens) + t;
+      scales[0] = block.scale;
+      scales[tokens] = groups == 1 ? block.sums[0] + block.sums[1] : block.sums[0];
+      if (groups == 2) scales[2 * tokens] = block.sums[1];
     }
   }
 }

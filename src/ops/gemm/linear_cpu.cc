@@ -34,6 +34,7 @@ constexpr int64_t kShortChunkCols = 256;
 // Token groups multiplied with one unpacked tile: their accumulators stay in the first-level cache, 96 tokens are
 // enough to make the unpacking cheap.
 constexpr int64_t kGroupsPerBlock = 8;
+constexpr int64_t kMaxItemTiles = 4;
 
 struct ActivationLayout {
   uint8_t* one_group = nullptr;   // int8, sums over 32
@@ -48,6 +49,8 @@ inline int64_t align_64(int64_t bytes) { return (bytes + 63) / 64 * 64; }
 
 #include "ops/gemm/before_namespace-inl.h"
 namespace vayu::ops::HWY_NAMESPACE {
+
+constexpr int64_t kMaxBlockTokens = kGroupsPerBlock * kMaxGroup;
 
 struct Job {
   const CpuMatrix* weight;
@@ -106,46 +109,70 @@ void multiply_float(const Job& job, const TileFormat& format, const uint8_t* til
   }
 }
 
-void store_tile(const LinearArgs& args, int64_t first_token, int64_t tokens, int64_t first_row, int64_t rows,
-                const float* acc) {
-  const int64_t stride = args.weight->rows();
-  float* y = args.y + first_token * stride + first_row;
-  for (int64_t t = 0; t < tokens; ++t, y += stride, acc += kTileRows) {
-    if (args.accumulate) {
-      for (int64_t r = 0; r < rows; ++r) y[r] += acc[r];
-    } else {
-      std::memcpy(y, acc, rows * sizeof(float));
+// A tile of the work item at hand, and where its outputs go.
+struct ItemTile {
+  const PackedPart* part;
+  int64_t tile;  // in the part
+  int64_t first_row;
+  int64_t rows;
+};
+
+ItemTile find_tile(const CpuMatrix& weight, int64_t tile) {
+  auto part = weight.parts().begin();
+  while (tile >= part->first_tile + part->num_tiles) ++part;
+  tile -= part->first_tile;
+  const int64_t row = tile * kTileRows;
+  return {&*part, tile, part->first_row + row, std::min(kTileRows, part->rows - row)};
+}
+
+// acc: (tiles, kMaxBlockTokens, 16)
+void store_tiles(const LinearArgs& args, const ItemTile* tiles, int num_tiles, int64_t first_token, int64_t tokens,
+                 const float* acc) {
+  for (int64_t t = 0; t < tokens; ++t) {
+    float* row = args.y + (first_token + t) * args.weight->rows();
+    for (int i = 0; i < num_tiles; ++i) {
+      const float* src = acc + (i * kMaxBlockTokens + t) * kTileRows;
+      float* y = row + tiles[i].first_row;
+      if (args.accumulate) {
+        for (int64_t r = 0; r < tiles[i].rows; ++r) y[r] += src[r];
+      } else {
+        std::memcpy(y, src, tiles[i].rows * sizeof(float));
+      }
     }
   }
 }
 
-// Asks for the lines of y that store_tile will write: each is on a page of its own, and a store that misses is slow.
-HWY_INLINE void prefetch_y(const LinearArgs& args, int64_t first_token, int64_t tokens, int64_t row) {
-  const int64_t stride = args.weight->rows();
-  const float* y = args.y + first_token * stride + row;
-  for (int64_t t = 0; t < tokens; ++t) __builtin_prefetch(y + t * stride, 1);
+// Tiles of one work item. With many tokens each output line is on a page of its own, and what a store costs is the
+// page: so several tiles are multiplied before their outputs, then neighbours, are stored.
+int64_t tiles_per_item(const Job& job) { return job.groups.num_groups == 1 ? 1 : kMaxItemTiles; }
+int64_t items_per_block(const Job& job) {
+  return (job.weight->num_tiles() + tiles_per_item(job) - 1) / tiles_per_item(job);
 }
 
-// Work item: tile `item % tiles` for the token block `item / tiles`.
-void multiply_items(const Job& job, int64_t begin, int64_t end) {
-  alignas(64) float acc[kGroupsPerBlock * kMaxGroup * kTileRows];
-  const int64_t tiles = job.weight->num_tiles();
-  for (int64_t item = begin; item < end; ++item) {
-    const int64_t first_group = item / tiles * kGroupsPerBlock;
-    const int64_t end_group = std::min(first_group + kGroupsPerBlock, job.groups.num_groups);
-    const int64_t first_token = job.groups.first(first_group);
-    const int64_t tokens = job.groups.first(end_group) - first_token;
-    const int64_t tile = item % tiles;
-    auto part = job.weight->parts().begin();
-    while (tile >= part->first_tile + part->num_tiles) ++part;
-    const int64_t row = (tile - part->first_tile) * kTileRows;
-    const uint8_t* packed = part->tiles + (tile - part->first_tile) * part->tile_bytes;
-    std::memset(acc, 0, tokens * kTileRows * sizeof(float));
-    prefetch_y(*job.args, first_token, tokens, part->first_row + row);
-    const bool is_float = part->format->scales == TileScales::kNone;
-    (is_float ? multiply_float : multiply_quantised)(job, *part->format, packed, first_group, end_group, acc);
-    store_tile(*job.args, first_token, tokens, part->first_row + row, std::min(kTileRows, part->rows - row), acc);
+// Work item: tiles_per_item tiles for token block `item / items_per_block`.
+void multiply_item(const Job& job, int64_t item) {
+  alignas(64) float acc[kMaxItemTiles * kMaxBlockTokens * kTileRows];
+  const int64_t first_group = item / items_per_block(job) * kGroupsPerBlock;
+  const int64_t end_group = std::min(first_group + kGroupsPerBlock, job.groups.num_groups);
+  const int64_t first_token = job.groups.first(first_group);
+  const int64_t tokens = job.groups.first(end_group) - first_token;
+  const int64_t first_tile = item % items_per_block(job) * tiles_per_item(job);
+  const int num_tiles = static_cast<int>(std::min(tiles_per_item(job), job.weight->num_tiles() - first_tile));
+  ItemTile tiles[kMaxItemTiles];
+  for (int i = 0; i < num_tiles; ++i) {
+    tiles[i] = find_tile(*job.weight, first_tile + i);
+    const PackedPart& part = *tiles[i].part;
+    float* tile_acc = acc + i * kMaxBlockTokens * kTileRows;
+    std::memset(tile_acc, 0, tokens * kTileRows * sizeof(float));
+    const bool is_float = part.format->scales == TileScales::kNone;
+    (is_float ? multiply_float : multiply_quantised)(job, *part.format, part.tiles + tiles[i].tile * part.tile_bytes,
+                                                     first_group, end_group, tile_acc);
   }
+  store_tiles(*job.args, tiles, num_tiles, first_token, tokens, acc);
+}
+
+void multiply_items(const Job& job, int64_t begin, int64_t end) {
+  for (int64_t item = begin; item < end; ++item) multiply_item(job, item);
 }
 
 ActivationLayout place_activations(const CpuMatrix& weight, int64_t num_tokens, void* scratch) {
@@ -173,7 +200,7 @@ void linear_job(ThreadPool& pool, const CpuMatrix& weight, const LinearArgs& arg
   pool.parallel_for(job.groups.num_groups, 1,
                     [&](int64_t begin, int64_t end, int) { pack_activations(job, begin, end); });
   const int64_t token_blocks = (job.groups.num_groups + kGroupsPerBlock - 1) / kGroupsPerBlock;
-  const int64_t items = weight.num_tiles() * token_blocks;
+  const int64_t items = items_per_block(job) * token_blocks;
   const int64_t grain = std::max<int64_t>(1, items / (8 * pool.num_threads()));
   pool.parallel_for(items, grain, [&](int64_t begin, int64_t end, int) { multiply_items(job, begin, end); });
 }
