@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <fstream>
 #include <future>
+#include <random>
 #include <sstream>
 
 #include "base/log.h"
@@ -71,6 +72,12 @@ Result<std::shared_ptr<const ChatTemplate>> load_chat_template(const loader::Ggu
     return std::shared_ptr<const ChatTemplate>();
   }
   return ChatTemplate::parse(std::move(source));
+}
+
+// Text of the token that `key` names; empty when the file has no such key.
+std::string token_text(const loader::GgufFile& file, std::string_view key, const Tokenizer& tokenizer) {
+  const auto id = file.get_int_or(key, kNoToken);
+  return id.ok() ? std::string(tokenizer.token_bytes(static_cast<TokenId>(*id))) : std::string();
 }
 
 Result<ModelExecutorOptions> executor_options(const loader::GgufFile& file, const LocalModelOptions& options) {
@@ -162,6 +169,8 @@ Result<LocalModel> open_local_model(const std::string& path, const LocalModelOpt
   local.name = options.served_model_name.empty() ? std::filesystem::path(path).stem().string() : options.served_model_name;
   VAYU_ASSIGN_OR_RETURN(local.tokenizer, load_tokenizer(*file));
   VAYU_ASSIGN_OR_RETURN(local.chat_template, load_chat_template(*file, options));
+  local.bos_token = token_text(*file, "tokenizer.ggml.bos_token_id", *local.tokenizer);
+  local.eos_token = token_text(*file, "tokenizer.ggml.eos_token_id", *local.tokenizer);
   VAYU_ASSIGN_OR_RETURN(ModelExecutorOptions planned, executor_options(*file, options));
   VAYU_ASSIGN_OR_RETURN(std::unique_ptr<ModelExecutor> executor, ModelExecutor::load(*file, std::move(planned)));
   log_memory_plan(*executor);
@@ -180,6 +189,7 @@ Result<LocalModel> open_local_model(const std::string& path, const LocalModelOpt
   config.scheduler.max_queued = options.max_queued_requests;
   config.scheduler.max_logits_per_step = executor->model().options().max_logits;
   config.scheduler.prefix_cache = options.prefix_cache;
+  config.scheduler.tree.hash_seed = std::random_device()();  // so that nobody can aim at one bucket
   local.engine = std::make_shared<Engine>(std::move(config), std::move(executor), clock);
   VAYU_RETURN_IF_ERROR(warm_up(*local.engine, *local.tokenizer));
   return local;

@@ -43,6 +43,7 @@ struct LocalModel {
   std::string name;
   std::shared_ptr<const Tokenizer> tokenizer;
   std::shared_ptr<const ChatTemplate> chat_template;  // null when the model brings none
+  std::string bos_token, eos_token;                   // texts the template may print; empty when the file names none
   std::shared_ptr<EngineClient> engine;               // last: destroyed first
 };
 

@@ -104,7 +104,11 @@ int serve(ServeOptions& o) {
     std::fprintf(stderr, "vayu: %s\n", local.error().message.c_str());
     return 1;
   }
-  server.attach({.engine = local->engine.get(), .tokenizer = local->tokenizer, .chat_template = local->chat_template});
+  server.attach({.engine = local->engine.get(),
+                 .tokenizer = local->tokenizer,
+                 .chat_template = local->chat_template,
+                 .bos_token = local->bos_token,
+                 .eos_token = local->eos_token});
   print_banner(o, *port, (clock.now_us() - start_us) * 1e-6, local->name);
   while (!signal_within(signals, 3'600'000)) {
   }

@@ -10,7 +10,7 @@ Engine::Engine(EngineConfig config, std::unique_ptr<Executor> executor, const Cl
   const ExecutorLimits& limits = executor_->limits();
   info_ = {.model_name = config_.model_name,
            .vocab_size = limits.vocab_size,
-           .max_context = limits.max_context,
+           .max_context = scheduler_.max_tokens_per_sequence(),
            .max_request_pages = limits.num_pages,
            .page_size = limits.page_size};
   scheduler_.reserve(batch_);

@@ -177,6 +177,7 @@ void Scheduler::start(Sequence& seq, size_t index) {
     seq.pages.reserve(pool_.pages_for(static_cast<int32_t>(capacity)));
     seq.cached_tokens = seq.num_computed;
     seq.first_own_page = seq.num_tree_pages;
+    seq.started_us = clock_.now_us();
     counters_.prompt_tokens += state.prompt_len();
     counters_.cached_tokens += seq.cached_tokens;
   }

@@ -239,6 +239,7 @@ SequenceDelta& Scheduler::new_delta(const Sequence& seq) {
   delta.request_id = seq.request->request.id;
   delta.choice = seq.choice;
   delta.cached_tokens = seq.cached_tokens;
+  delta.scheduled_us = seq.started_us;
   delta.time_us = clock_.now_us();
   return delta;
 }

@@ -33,6 +33,7 @@ struct Sequence {
   int32_t num_samples = 0;      // logit rows in the step under way
   int32_t num_verified = 0;     // leading tree pages marked as verified
   int32_t cached_tokens = 0;    // prefix hit of the first start
+  int64_t started_us = 0;       // Clock time of the first start
   int32_t first_own_page = 0;   // pages from here on were computed by this sequence, in this life or one before
   bool prompt_sent = false;     // prompt log-probabilities
   std::optional<FinishReason> cancel;  // asked for while a step runs; done when it has landed
