@@ -30,13 +30,16 @@ struct TokenGroups {
   int size(int64_t group) const { return static_cast<int>(first(group + 1) - first(group)); }
 };
 
-// 32 floats to integers in [-127, 127] and their scale, as Q8_0 rounds them. A block with a NaN or an infinity gets a
-// NaN scale, so that every output of the row is NaN and whoever looks at the logits sees it.
+// 32 floats to integers in [-kMaxCode, kMaxCode] and their scale; an integer is 256 high + low, both in int8, so that
+// the byte products of the weights serve for 16-bit activations. A block with a NaN or an infinity gets a NaN scale, so
+// that every output of the row is NaN and whoever looks at the logits sees it.
 struct QuantisedBlock {
-  alignas(64) int8_t q[32];
+  alignas(64) int8_t high[32];
+  alignas(64) int8_t low[32];
   float scale;
   float sums[2];  // scale times the sum of each half
 };
+constexpr float kMaxCode = 127 * 256 + 127;
 
 HWY_INLINE void quantise_block(const float* HWY_RESTRICT x, QuantisedBlock& out) {
   const FloatTag d;
@@ -52,19 +55,22 @@ HWY_INLINE void quantise_block(const float* HWY_RESTRICT x, QuantisedBlock& out)
   std::memcpy(&peak, &peak_bits, sizeof(peak));
   const bool finite = peak_bits < kInfinityBits;
   const bool zero = !finite || peak < 0x1p-100f;  // the inverse scale of a smaller peak would overflow
-  out.scale = !finite ? std::numeric_limits<float>::quiet_NaN() : zero ? 0.0f : peak / 127.0f;
+  out.scale = !finite ? std::numeric_limits<float>::quiet_NaN() : zero ? 0.0f : peak / kMaxCode;
   if (zero) {
-    std::memset(out.q, 0, sizeof(out.q));
+    std::memset(out.high, 0, sizeof(out.high));
+    std::memset(out.low, 0, sizeof(out.low));
     out.sums[0] = out.sums[1] = finite ? 0.0f : out.scale;
     return;
   }
-  const auto inverse = hn::Set(d, 127.0f / peak);
+  const auto inverse = hn::Set(d, kMaxCode / peak);
   for (size_t half = 0; half < 2; ++half) {
     auto sum = hn::Zero(di);
     for (size_t i = 16 * half; i < 16 * half + 16; i += hn::Lanes(d)) {
       const auto q = hn::NearestInt(hn::Mul(hn::LoadU(d, x + i), inverse));
       sum = hn::Add(sum, q);
-      hn::StoreU(hn::DemoteTo(d8, q), d8, out.q + i);
+      const auto high = hn::ShiftRight<8>(hn::Add(q, hn::Set(di, 128)));  // rounds, so that low fits
+      hn::StoreU(hn::DemoteTo(d8, high), d8, out.high + i);
+      hn::StoreU(hn::DemoteTo(d8, hn::Sub(q, hn::ShiftLeft<8>(high))), d8, out.low + i);
     }
     out.sums[half] = out.scale * static_cast<float>(hn::GetLane(hn::SumOfLanes(di, sum)));
   }
@@ -81,8 +87,11 @@ HWY_INLINE void quantise_group(const float* HWY_RESTRICT x, int64_t cols, int to
     for (int64_t first = 0; first < cols; first += 32, place += block_bytes) {
       quantise_block(x + first, block);
 #pragma GCC unroll 8
-      for (int step = 0; step < 8; ++step) std::memcpy(place + 4 * (step * tokens + t), block.q + 4 * step, 4);
-      auto* scales = reinterpret_cast<float*>(place + 32 * tokens) + t;
+      for (int step = 0; step < 8; ++step) {
+        std::memcpy(place + 4 * (step * tokens + t), block.high + 4 * step, 4);
+        std::memcpy(place + 4 * ((8 + step) * tokens + t), block.low + 4 * step, 4);
+      }
+      auto* scales = reinterpret_cast<float*>(place + 64 * tokens) + t;
       scales[0] = block.scale;
       scales[tokens] = groups == 1 ? block.sums[0] + block.sums[1] : block.sums[0];
       if (groups == 2) scales[2 * tokens] = block.sums[1];

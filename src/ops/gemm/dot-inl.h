@@ -3,8 +3,8 @@
 // Every float operation of a result, and their order, is the same for every kTokens, so a row's result does not depend
 // on its company: integer sums are exact, then per group of inputs  acc = fma(sum, d * da, acc); acc = fma(m, sa, acc).
 //
-// A group of T tokens holds per 32 inputs: int8 (8 steps, T, 4 inputs), float scale da (T), float sa (groups, T): da
-// times the sum of the group's integers. For float formats it is floats (inputs, T).
+// A group of T tokens holds per 32 inputs: int8 high (8 steps, T, 4 inputs), int8 low (same), float scale da (T), float
+// sa (groups, T): da times the sum of the group's integers. For float formats it is floats (inputs, T).
 #include <cstring>
 
 #include "hwy/highway.h"
@@ -28,7 +28,7 @@ namespace hn = hwy::HWY_NAMESPACE;
 // Tokens a group. AVX-512: 12 integer and 12 float accumulators, the weights, d, m and 2 temporaries of 32 registers.
 constexpr int kMaxGroup = HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3 ? 12 : 4;
 
-constexpr int64_t act_block_bytes(int groups) { return 32 + 4 + 4 * groups; }  // a token, 32 inputs
+constexpr int64_t act_block_bytes(int groups) { return 64 + 4 + 4 * groups; }  // a token, 32 inputs
 
 #if VAYU_GEMM_VECTOR
 using IntVec = hn::Vec<IntTag>;
@@ -65,7 +65,7 @@ HWY_INLINE IntVec widen_pairs(IntVec v) { return IntVec{_mm256_madd_epi16(v.raw,
 #endif
 
 // Products of two neighbours are summed in 16 bits, which holds 2 * 127 * max code for this many steps without
-// saturating: 8 * 254 * 15, 4 * 254 * 31, 2 * 254 * 63 < 2^15. Codes of 8 bits are cut in 7 bits and the top bit.
+// saturating: 8 * 256 * 15, 4 * 256 * 31, 2 * 256 * 63 < 2^15. Codes of 8 bits are cut in 7 bits and the top bit.
 constexpr int steps_in_s16(int bits) { return bits == 4 ? 8 : bits == 5 ? 4 : 2; }
 
 template <int kTokens, int kBits, int kSteps>
@@ -120,14 +120,18 @@ void dot_quantised(const uint8_t* HWY_RESTRICT tile, int64_t num_blocks, const u
     const uint8_t* inputs = acts;
     for (int64_t block = 0; block < num_blocks; ++block) {
       const auto* w_scales = reinterpret_cast<const float*>(codes + kCodeBytes);
-      const auto* a_scales = reinterpret_cast<const float*>(inputs + 32 * kTokens);
+      const auto* a_scales = reinterpret_cast<const float*>(inputs + 64 * kTokens);
 #pragma GCC unroll 2
       for (int group = 0; group < kGroups; ++group) {
         IntVec sums[kTokens];
 #pragma GCC unroll 16
         for (int t = 0; t < kTokens; ++t) sums[t] = hn::Zero(IntTag());
-        dot_steps<kTokens, kBits, kSteps>(codes + group * kSteps * kStepBytes, inputs + group * 4 * kSteps * kTokens,
-                                          sums);
+        const uint8_t* group_codes = codes + group * kSteps * kStepBytes;
+        const uint8_t* high = inputs + group * 4 * kSteps * kTokens;
+        dot_steps<kTokens, kBits, kSteps>(group_codes, high, sums);
+#pragma GCC unroll 16
+        for (int t = 0; t < kTokens; ++t) sums[t] = hn::ShiftLeft<8>(sums[t]);
+        dot_steps<kTokens, kBits, kSteps>(group_codes, high + 32 * kTokens, sums);
         const auto scale = hn::LoadU(d, w_scales + group * kTileRows);
         const auto min = hn::LoadU(d, w_scales + (kGroups + group) * kTileRows);
 #pragma GCC unroll 16
@@ -172,13 +176,16 @@ void dot_quantised(const uint8_t* HWY_RESTRICT tile, int64_t num_blocks, const u
   constexpr int kSteps = 8 / kGroups;
   for (int64_t block = 0; block < num_blocks; ++block) {
     const auto* w_scales = reinterpret_cast<const float*>(tile + kCodeBytes);
-    const auto* a_scales = reinterpret_cast<const float*>(acts + 32 * kTokens);
+    const auto* a_scales = reinterpret_cast<const float*>(acts + 64 * kTokens);
     for (int group = 0; group < kGroups; ++group) {
       for (int t = 0; t < kTokens; ++t) {
         int32_t sums[kTileRows] = {};
         for (int step = group * kSteps; step < (group + 1) * kSteps; ++step) {
-          const auto* inputs = reinterpret_cast<const int8_t*>(acts) + 4 * (step * kTokens + t);
-          for (int i = 0; i < 4 * kTileRows; ++i) sums[i / 4] += tile[step * kStepBytes + i] * inputs[i % 4];
+          const auto* high = reinterpret_cast<const int8_t*>(acts) + 4 * (step * kTokens + t);
+          const int8_t* low = high + 32 * kTokens;
+          for (int i = 0; i < 4 * kTileRows; ++i) {
+            sums[i / 4] += tile[step * kStepBytes + i] * (256 * high[i % 4] + low[i % 4]);
+          }
         }
         const float sa = a_scales[(1 + group) * kTokens + t];
         for (int r = 0; r < kTileRows; ++r) {
@@ -211,7 +218,8 @@ template <int kBits>
 HWY_INLINE DotQuantised dot_quantised_for(int tokens) {
   static constexpr auto kTable = []<int... I>(std::integer_sequence<int, I...>) {
     return std::array<DotQuantised, kMaxGroup>{&dot_quantised<I + 1, kBits>...};
-  }(std::make_integer_sequence<int, kMaxGroup>());
+  }
+  (std::make_integer_sequence<int, kMaxGroup>());
   return kTable[tokens - 1];
 }
 
@@ -227,7 +235,8 @@ HWY_INLINE DotQuantised dot_quantised_for(int bits, int tokens) {
 HWY_INLINE DotFloat dot_float_for(int tokens) {
   static constexpr auto kTable = []<int... I>(std::integer_sequence<int, I...>) {
     return std::array<DotFloat, kMaxGroup>{&dot_float<I + 1>...};
-  }(std::make_integer_sequence<int, kMaxGroup>());
+  }
+  (std::make_integer_sequence<int, kMaxGroup>());
   return kTable[tokens - 1];
 }
 

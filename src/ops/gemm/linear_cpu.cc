@@ -37,8 +37,8 @@ constexpr int64_t kGroupsPerBlock = 8;
 constexpr int64_t kMaxItemTiles = 4;
 
 struct ActivationLayout {
-  uint8_t* one_group = nullptr;   // int8, sums over 32
-  uint8_t* two_groups = nullptr;  // int8, sums over 16
+  uint8_t* one_group = nullptr;   // 16-bit codes, sums over 32
+  uint8_t* two_groups = nullptr;  // 16-bit codes, sums over 16
   float* floats = nullptr;
 };
 
@@ -255,7 +255,7 @@ const CpuMatrix& as_cpu(const Matrix& matrix) {
 
 int64_t linear_scratch_bytes_cpu(int64_t max_tokens, int64_t max_cols) {
   const int64_t blocks = max_tokens * ((max_cols + 31) / 32);
-  return align_64(blocks * 40) + align_64(blocks * 44) + align_64(blocks * 128);  // the three kinds of activations
+  return align_64(blocks * 72) + align_64(blocks * 76) + align_64(blocks * 128);  // the three kinds of activations
 }
 
 void linear_cpu(ThreadPool& pool, const LinearArgs& args) {
