@@ -105,6 +105,36 @@ HWY_INLINE void dot_steps(const uint8_t* HWY_RESTRICT codes, const uint8_t* HWY_
 }
 #endif
 
+// sums[t] = codes times the 16-bit inputs, whose low bytes stand 32 x kTokens behind their high bytes.
+template <int kTokens, int kBits, int kSteps>
+HWY_INLINE void dot_group(const uint8_t* HWY_RESTRICT codes, const uint8_t* HWY_RESTRICT high, IntVec* sums) {
+  const uint8_t* low = high + 32 * kTokens;
+#if HWY_TARGET == HWY_AVX3_DL
+  if constexpr (kTokens <= 8) {  // registers enough for both sums: each weight is loaded once
+    IntVec low_sums[kTokens];
+#pragma GCC unroll 8
+    for (int t = 0; t < kTokens; ++t) low_sums[t] = hn::Zero(IntTag());
+#pragma GCC unroll 8
+    for (int step = 0; step < kSteps; ++step) {
+      const __m512i w = _mm512_loadu_si512(codes + step * kStepBytes);
+#pragma GCC unroll 8
+      for (int t = 0; t < kTokens; ++t) {
+        const int at = 4 * (step * kTokens + t);
+        sums[t] = IntVec{_mm512_dpbusd_epi32(sums[t].raw, w, broadcast_inputs(high + at).raw)};
+        low_sums[t] = IntVec{_mm512_dpbusd_epi32(low_sums[t].raw, w, broadcast_inputs(low + at).raw)};
+      }
+    }
+#pragma GCC unroll 8
+    for (int t = 0; t < kTokens; ++t) sums[t] = hn::Add(hn::ShiftLeft<8>(sums[t]), low_sums[t]);
+    return;
+  }
+#endif
+  dot_steps<kTokens, kBits, kSteps>(codes, high, sums);
+#pragma GCC unroll 16
+  for (int t = 0; t < kTokens; ++t) sums[t] = hn::ShiftLeft<8>(sums[t]);
+  dot_steps<kTokens, kBits, kSteps>(codes, low, sums);
+}
+
 // acc (kTokens, 16) += the tile's `num_blocks` x 32 inputs.
 template <int kTokens, int kBits>
 void dot_quantised(const uint8_t* HWY_RESTRICT tile, int64_t num_blocks, const uint8_t* HWY_RESTRICT acts,
@@ -126,12 +156,7 @@ void dot_quantised(const uint8_t* HWY_RESTRICT tile, int64_t num_blocks, const u
         IntVec sums[kTokens];
 #pragma GCC unroll 16
         for (int t = 0; t < kTokens; ++t) sums[t] = hn::Zero(IntTag());
-        const uint8_t* group_codes = codes + group * kSteps * kStepBytes;
-        const uint8_t* high = inputs + group * 4 * kSteps * kTokens;
-        dot_steps<kTokens, kBits, kSteps>(group_codes, high, sums);
-#pragma GCC unroll 16
-        for (int t = 0; t < kTokens; ++t) sums[t] = hn::ShiftLeft<8>(sums[t]);
-        dot_steps<kTokens, kBits, kSteps>(group_codes, high + 32 * kTokens, sums);
+        dot_group<kTokens, kBits, kSteps>(codes + group * kSteps * kStepBytes, inputs + group * 4 * kSteps * kTokens, sums);
         const auto scale = hn::LoadU(d, w_scales + group * kTileRows);
         const auto min = hn::LoadU(d, w_scales + (kGroups + group) * kTileRows);
 #pragma GCC unroll 16

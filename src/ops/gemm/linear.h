@@ -1,4 +1,4 @@
-// y = x W^T. The CPU backend quantises the rows of x to 8 bits in blocks of 32 on the fly when W is quantised; its
+// y = x W^T. The CPU backend rounds the rows of x to 16 bits in blocks of 32 on the fly when W is quantised; its
 // result for a row does not depend, to the last bit, on the other rows of the call, nor on threads.
 #pragma once
 

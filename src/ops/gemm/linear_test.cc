@@ -15,7 +15,7 @@
 namespace vayu::ops {
 namespace {
 
-// Largest error, as a fraction of |x| |w| (Euclidean norms). Integer activations round to 1/254 of a block's peak.
+// Largest error, as a fraction of |x| |w| (Euclidean norms). Integer activations round to 1/65278 of a block's peak.
 double tolerance(DataFormat format) {
   switch (format) {
     case DataFormat::kF32:
@@ -23,7 +23,7 @@ double tolerance(DataFormat format) {
     case DataFormat::kBF16:
       return 1e-6;
     default:
-      return 4e-3;
+      return 2e-5;
   }
 }
 
