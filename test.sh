@@ -18,7 +18,7 @@ part "include order and headers that compile alone"
 .venv/bin/python tools/check_includes.py --headers
 
 part "build"
-tools/build.sh build
+tools/build.sh build -- -DVAYU_TESTS=ON
 
 part "unit tests"
 ctest --test-dir build --output-on-failure
@@ -32,7 +32,7 @@ if [ $quick = no ]; then
     part "unit tests under the $sanitizer sanitizer"
     dir=build-${sanitizer%%,*}
     tools/build.sh "$dir" -- -DCMAKE_BUILD_TYPE=RelWithDebInfo -DCMAKE_CXX_FLAGS_RELWITHDEBINFO="-O1 -g1" \
-      -DVAYU_SANITIZE="$sanitizer"
+      -DVAYU_TESTS=ON -DVAYU_SANITIZE="$sanitizer"
     env -u VAYU_TEST_MODEL VAYU_SIM_STEPS=5000 UBSAN_OPTIONS=print_stacktrace=1 \
       ctest --test-dir "$dir" --output-on-failure --exclude-regex '^e2e'
   done

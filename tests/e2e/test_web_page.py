@@ -1,10 +1,10 @@
 """Drives the page at / in a real headless Chromium: types a question, sees the answer stream in and the numbers move.
 
-Needs chromium and chromium-driver (Debian) and selenium==4.27.1 (PyPI). Works offline and as root.
-  VAYU_URL         a running server, e.g. http://127.0.0.1:8000 (the test is skipped without it)
+Needs chromium and chromium-driver (Debian) and selenium==4.41.0 (PyPI). Works offline and as root.
+  VAYU_URL         a running server, e.g. http://127.0.0.1:8000 (otherwise one is started, as conftest.py says)
   VAYU_API_KEY     key to type into the page, when the server wants one
   VAYU_SCREENSHOT  PNG path; two more go beside it with -dark and -phone before the suffix
-Run: VAYU_URL=http://127.0.0.1:8000 python -m unittest tests/e2e/test_web_page.py
+Run: python -m pytest tests/e2e/test_web_page.py
 """
 
 import os
@@ -19,6 +19,8 @@ try:
     from selenium.webdriver.support.ui import WebDriverWait
 except ImportError:
     webdriver = None
+
+from conftest import MODEL, Server
 
 URL = os.environ.get("VAYU_URL", "").rstrip("/")
 SCREENSHOT = os.environ.get("VAYU_SCREENSHOT", "")
@@ -48,11 +50,16 @@ def start_browser(profile):
     return webdriver.Chrome(options=options, service=webdriver.ChromeService(executable_path=driver))
 
 
-@unittest.skipUnless(URL, "VAYU_URL is not set")
+@unittest.skipUnless(URL or MODEL, "neither VAYU_URL nor VAYU_TEST_MODEL is set")
 @unittest.skipUnless(webdriver, "selenium is not installed")
 class WebPageTest(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
+        cls.url = URL
+        if not URL:
+            server = Server()
+            cls.addClassCleanup(server.stop)
+            cls.url = server.url
         os.environ["NO_PROXY"] = os.environ["no_proxy"] = "127.0.0.1,localhost"
         cls.profile = tempfile.TemporaryDirectory(prefix="vayu-chromium-", ignore_cleanup_errors=True)
         cls.addClassCleanup(cls.profile.cleanup)
@@ -61,7 +68,7 @@ class WebPageTest(unittest.TestCase):
 
     def setUp(self):
         self.browser.get_log("browser")  # what earlier tests provoked
-        self.browser.get(URL + "/")
+        self.browser.get(self.url + "/")
         key = os.environ.get("VAYU_API_KEY")
         if key:
             self.fill("api-key", key)
@@ -156,7 +163,7 @@ class WebPageTest(unittest.TestCase):
 
     def check_offline_and_quiet(self):
         names = self.browser.execute_script("return performance.getEntriesByType('resource').map(e => e.name)")
-        foreign = [name for name in names if not name.startswith((URL, "data:"))]
+        foreign = [name for name in names if not name.startswith((self.url, "data:"))]
         self.assertEqual(foreign, [])
         severe = [entry for entry in self.browser.get_log("browser") if entry["level"] == "SEVERE"]
         self.assertEqual(severe, [])
