@@ -34,7 +34,7 @@ for path in sorted((root / "src").rglob("*")):
             continue
         place = f"{path.relative_to(root)}:{number}"
         target = match[2].split("/")[0]
-        if match[1] == '"':
+        if match[1] == '"' and target != "hwy":  # Highway's own headers are quoted, as its manual wants
             if target not in ORDER:
                 errors.append(f'{place}: include "{match[2]}" is not rooted at src/')
             elif ORDER.index(target) > ORDER.index(folder):
