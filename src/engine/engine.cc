@@ -77,10 +77,10 @@ void Engine::loop() {
     if (scheduler_.has_work() && busy_since_us_.load(std::memory_order_relaxed) == 0) busy_since_us_ = clock_.now_us();
     const bool planned = scheduler_.plan(batch_);
     if (planned) step();
-    dispatch();
     const bool busy = scheduler_.has_work();
     busy_since_us_ = busy ? clock_.now_us() : 0;
-    publish_stats();
+    publish_stats();  // before the news goes out: who has an answer finds it counted
+    dispatch();
     // The scheduler always finds a step while it has work; should it not, do not spin.
     patience = planned ? std::chrono::microseconds(0)
                        : (busy ? std::chrono::microseconds(500) : std::chrono::microseconds::max());
