@@ -90,7 +90,8 @@ Result<ModelExecutorOptions> executor_options(const loader::GgufFile& file, cons
   out.num_threads = options.threads;
   out.model.ops.backend = options.backend == "cpu" ? ops::Backend::kCpu : ops::Backend::kReference;
   out.model.page_size = options.page_size;
-  out.model.max_context = options.max_model_len > 0 ? static_cast<int32_t>(options.max_model_len) : recipe.config.max_context;
+  out.model.max_context =
+      options.max_model_len > 0 ? static_cast<int32_t>(options.max_model_len) : recipe.config.max_context;
   const int64_t page_bytes = model::kv_bytes_per_page(recipe.config, out.model.kv_format, options.page_size);
   const int64_t pool_tokens =
       options.max_total_tokens > 0
@@ -111,10 +112,11 @@ Result<ModelExecutorOptions> executor_options(const loader::GgufFile& file, cons
 void log_memory_plan(const ModelExecutor& executor) {
   const model::ModelMemory& memory = executor.model().memory();
   const ExecutorLimits& limits = executor.limits();
-  spdlog::info("memory: weights {:.0f} MiB, KV pool {:.0f} MiB for {} tokens in {} pages, workspace {:.0f} MiB (pool and "
-               "workspace are reserved, and resident only where used)",
-               memory.weight_bytes / kMiB, memory.kv_bytes / kMiB, int64_t{limits.num_pages} * limits.page_size,
-               limits.num_pages, (memory.workspace_bytes + executor.logits_bytes()) / kMiB);
+  spdlog::info(
+      "memory: weights {:.0f} MiB, KV pool {:.0f} MiB for {} tokens in {} pages, workspace {:.0f} MiB (pool and "
+      "workspace are reserved, and resident only where used)",
+      memory.weight_bytes / kMiB, memory.kv_bytes / kMiB, int64_t{limits.num_pages} * limits.page_size,
+      limits.num_pages, (memory.workspace_bytes + executor.logits_bytes()) / kMiB);
 }
 
 // One token through the whole path, so that the first user finds everything touched.
@@ -144,29 +146,34 @@ void add_model_flags(CLI::App& command, LocalModelOptions& o) {
   command.add_option("--backend", o.backend, "cpu, or reference: the slow plain definition, for comparison");
   command.add_option("--kv-cache-dtype", o.kv_cache_dtype, "auto (f16), f16, bf16 or f32");
   command.add_option("--page-size,--block-size", o.page_size, "Tokens a KV page")->check(CLI::Range(1, 1024));
-  command.add_option("--max-model-len,--context-length", o.max_model_len,
-                     "Longest prompt and answer together, in tokens (default: what the model declares)")
+  command
+      .add_option("--max-model-len,--context-length", o.max_model_len,
+                  "Longest prompt and answer together, in tokens (default: what the model declares)")
       ->check(CLI::Range(int64_t{0}, int64_t{1} << 30));
-  command.add_option("--max-total-tokens", o.max_total_tokens,
-                     "Tokens the KV pool holds (default: from --max-num-seqs and free memory)")
+  command
+      .add_option("--max-total-tokens", o.max_total_tokens,
+                  "Tokens the KV pool holds (default: from --max-num-seqs and free memory)")
       ->check(CLI::Range(int64_t{0}, int64_t{1} << 31));
   command.add_option("--max-num-seqs,--max-running-requests", o.max_num_seqs, "Answers that run at once")
       ->check(CLI::Range(1, 65536));
-  command.add_option("--max-num-batched-tokens", o.max_num_batched_tokens, "Tokens in one step")->check(CLI::Range(1, 1 << 20));
+  command.add_option("--max-num-batched-tokens", o.max_num_batched_tokens, "Tokens in one step")
+      ->check(CLI::Range(1, 1 << 20));
   command.add_option("--chunked-prefill-size", o.chunked_prefill_size, "Prompt tokens in one step")
       ->check(CLI::Range(1, 1 << 20));
-  command.add_option("--max-queued-requests", o.max_queued_requests, "Answers that may wait; more are refused with 429")
+  command
+      .add_option("--max-queued-requests", o.max_queued_requests, "Answers that may wait; more are refused with 429")
       ->check(CLI::Range(1, 1 << 20));
   command.add_option("--scheduler-policy", o.scheduler_policy, "mixed, fixed-chunk or prefill-first");
-  command.add_flag_callback("--disable-prefix-cache,--disable-radix-cache", [&o] { o.prefix_cache = false; },
-                            "Compute every prompt afresh");
+  command.add_flag_callback(
+      "--disable-prefix-cache,--disable-radix-cache", [&o] { o.prefix_cache = false; }, "Compute every prompt afresh");
 }
 
 Result<LocalModel> open_local_model(const std::string& path, const LocalModelOptions& options, const Clock& clock) {
   VAYU_ASSIGN_OR_RETURN(const SchedulerPolicy policy, parse_policy(options.scheduler_policy));
   VAYU_ASSIGN_OR_RETURN(const std::shared_ptr<const loader::GgufFile> file, loader::GgufFile::open(path));
   LocalModel local;
-  local.name = options.served_model_name.empty() ? std::filesystem::path(path).stem().string() : options.served_model_name;
+  local.name =
+      options.served_model_name.empty() ? std::filesystem::path(path).stem().string() : options.served_model_name;
   VAYU_ASSIGN_OR_RETURN(local.tokenizer, load_tokenizer(*file));
   VAYU_ASSIGN_OR_RETURN(local.chat_template, load_chat_template(*file, options));
   local.bos_token = token_text(*file, "tokenizer.ggml.bos_token_id", *local.tokenizer);

@@ -1,7 +1,7 @@
 // vayu serve MODEL: the OpenAI-compatible server over one engine in this process.
 #include <csignal>
-#include <ctime>
 #include <cstdio>
+#include <ctime>
 #include <filesystem>
 #include <future>
 
@@ -57,8 +57,8 @@ void print_banner(const ServeOptions& o, uint16_t port, double seconds, const st
 // Lets running answers finish; a second signal cuts that short.
 void drain(server::Server& server, const Clock& clock, double timeout_s, const sigset_t& signals) {
   spdlog::info("shutting down: running requests have {:.0f} s to finish", timeout_s);
-  auto drained = std::async(std::launch::async,
-                            [&] { server.drain(clock.now_us() + static_cast<int64_t>(timeout_s * 1e6)); });
+  auto drained =
+      std::async(std::launch::async, [&] { server.drain(clock.now_us() + static_cast<int64_t>(timeout_s * 1e6)); });
   while (drained.wait_for(std::chrono::seconds(0)) != std::future_status::ready) {
     if (signal_within(signals, 20)) {
       spdlog::warn("second signal: cancelling what still runs");
@@ -69,7 +69,8 @@ void drain(server::Server& server, const Clock& clock, double timeout_s, const s
 
 int serve(ServeOptions& o) {
   if (!init_logging(o.log_level, o.log_json)) {
-    std::fprintf(stderr, "vayu: --log-level %s: expected trace, debug, info, warn, error or off\n", o.log_level.c_str());
+    std::fprintf(stderr, "vayu: --log-level %s: expected trace, debug, info, warn, error or off\n",
+                 o.log_level.c_str());
     return 2;
   }
   const sigset_t signals = shutdown_signals();
@@ -127,19 +128,25 @@ void add_serve_command(CLI::App& app, int& exit_code) {
   c.add_option("--config", o.config, "YAML file with any of these flags (`flag: value`); the command line wins");
   c.add_option("--host", o.server.host, "Address to listen on")->capture_default_str();
   c.add_option("--port", o.server.port, "Port to listen on; 0 lets the system choose")->capture_default_str();
-  c.add_option("--api-key", o.server.api_keys, "Key that requests must carry; repeat for several (each has a prefix cache of its own)")
+  c.add_option("--api-key", o.server.api_keys,
+               "Key that requests must carry; repeat for several (each has a prefix cache of its own)")
       ->envname("VAYU_API_KEY");
   add_model_flags(c, o.local);
   c.remove_option(c.get_option("--served-model-name"));
-  c.add_option("--served-model-name", o.served_names, "Names in the API; the first is reported (default: the file's name)");
+  c.add_option("--served-model-name", o.served_names,
+               "Names in the API; the first is reported (default: the file's name)");
   c.add_option("--max-body-bytes", o.server.max_body_bytes, "Largest request body")->capture_default_str();
   c.add_option("--max-connections", o.server.max_connections, "Open connections")->capture_default_str();
-  c.add_option("--queue-timeout", o.queue_timeout_s, "Seconds a request may wait to start; 0: no limit")->capture_default_str();
-  c.add_option("--sse-ping-interval", o.ping_interval_s, "Seconds after which an idle stream gets a comment line; 0: never")
+  c.add_option("--queue-timeout", o.queue_timeout_s, "Seconds a request may wait to start; 0: no limit")
       ->capture_default_str();
-  c.add_option("--stall-timeout", o.stall_timeout_s, "Seconds without a finished step, with work there, until /health fails")
+  c.add_option("--sse-ping-interval", o.ping_interval_s,
+               "Seconds after which an idle stream gets a comment line; 0: never")
       ->capture_default_str();
-  c.add_option("--drain-timeout", o.drain_timeout_s, "Seconds running requests get after SIGTERM")->capture_default_str();
+  c.add_option("--stall-timeout", o.stall_timeout_s,
+               "Seconds without a finished step, with work there, until /health fails")
+      ->capture_default_str();
+  c.add_option("--drain-timeout", o.drain_timeout_s, "Seconds running requests get after SIGTERM")
+      ->capture_default_str();
   c.add_option("--log-level", o.log_level, "trace, debug, info, warn, error or off")->capture_default_str();
   c.add_flag("--log-json", o.log_json, "One JSON object a log line");
   c.add_flag("--debug-hooks", o.server.debug_hooks, "Accept the test field vayu_debug; never in production");

@@ -10,8 +10,8 @@ namespace vayu {
 [[noreturn]] void check_failed(const char* file, int line, const char* condition, const std::string& message);
 }
 
-#define VAYU_CHECK(condition, ...)                                                              \
-  do {                                                                                          \
-    if (!(condition)) [[unlikely]]                                                              \
-      ::vayu::check_failed(__FILE__, __LINE__, #condition, ::fmt::format("" __VA_ARGS__));      \
+#define VAYU_CHECK(condition, ...)                                                         \
+  do {                                                                                     \
+    if (!(condition)) [[unlikely]]                                                         \
+      ::vayu::check_failed(__FILE__, __LINE__, #condition, ::fmt::format("" __VA_ARGS__)); \
   } while (0)

@@ -21,7 +21,7 @@ enum class ErrorKind {
   kUnsupported,        // well-formed, but of a kind this build does not know
   kIo,                 // the operating system said no
   kCancelled,
-  kInternal,           // HTTP 500
+  kInternal,  // HTTP 500
 };
 
 struct Error {
@@ -91,9 +91,9 @@ Error field_error(std::string field, fmt::format_string<Args...> format, Args&&.
 #define VAYU_CONCAT(a, b) VAYU_CONCAT_(a, b)
 
 // Returns the error of `expr` (a Status or Result) from the enclosing function.
-#define VAYU_RETURN_IF_ERROR(expr)                        \
-  do {                                                    \
-    auto vayu_status = (expr);                            \
+#define VAYU_RETURN_IF_ERROR(expr)                                \
+  do {                                                            \
+    auto vayu_status = (expr);                                    \
     if (!vayu_status.ok()) return std::move(vayu_status).error(); \
   } while (0)
 

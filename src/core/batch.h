@@ -14,10 +14,10 @@ namespace vayu {
 
 // What to do with one row of logits.
 struct SampleTask {
-  int32_t logit_row = 0;            // index into Batch::logit_rows
+  int32_t logit_row = 0;  // index into Batch::logit_rows
   SeqId seq = 0;
   const SamplingParams* params = nullptr;  // lives until the step has landed
-  std::span<const TokenId> tokens;  // prompt, then output so far (for penalties)
+  std::span<const TokenId> tokens;         // prompt, then output so far (for penalties)
   int32_t prompt_len = 0;
   uint64_t seed = 0;                // the answer's own seed
   int32_t output_index = 0;         // how many tokens are out; seed and index alone fix the random number
@@ -50,7 +50,7 @@ struct SampleResult {
   float logprob = 0;         // of `token`, from the unmodified logits (before temperature, penalties and bias)
   int32_t num_top = 0;
   std::array<TokenLogprob, kMaxTopLogprobs> top;  // most likely first
-  bool finite = true;        // false: the row held NaN or no finite logit; the request must fail
+  bool finite = true;                             // false: the row held NaN or no finite logit; the request must fail
 };
 
 struct StepOutput {

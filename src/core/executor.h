@@ -9,11 +9,11 @@ namespace vayu {
 
 struct ExecutorLimits {
   int32_t vocab_size = 0;
-  int32_t page_size = 16;       // tokens a KV page
+  int32_t page_size = 16;  // tokens a KV page
   int32_t num_pages = 0;
   int32_t max_step_tokens = 0;  // most tokens one batch may hold
   int32_t max_rows = 0;
-  int32_t max_context = 0;      // longest sequence, prompt and output, in tokens
+  int32_t max_context = 0;  // longest sequence, prompt and output, in tokens
 };
 
 class Executor {

@@ -11,7 +11,8 @@ namespace {
 class CountingExecutor : public Executor {
  public:
   CountingExecutor() {
-    limits_ = {.vocab_size = 1000, .page_size = 4, .num_pages = 64, .max_step_tokens = 64, .max_rows = 16, .max_context = 128};
+    limits_ = {
+        .vocab_size = 1000, .page_size = 4, .num_pages = 64, .max_step_tokens = 64, .max_rows = 16, .max_context = 128};
   }
   const ExecutorLimits& limits() const override { return limits_; }
   void launch(const Batch& batch) override { batch_ = &batch; }
@@ -104,7 +105,8 @@ TEST(Engine, CancelEndsOnceAndReturnsPages) {
   ASSERT_TRUE(engine->submit(count_from(500, 4), sink_of(next)).ok());
   wait_done(*next);
   EXPECT_EQ(answer->endings, 1);
-  for (int i = 0; i < 200 && engine->stats().running > 0; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  for (int i = 0; i < 200 && engine->stats().running > 0; ++i)
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
   const EngineStats stats = engine->stats();
   EXPECT_EQ(stats.running, 0);
   EXPECT_EQ(stats.waiting, 0);

@@ -1,5 +1,5 @@
-// The default model against transformers in float32 (tests/golden/make_model_goldens.py): logits at every position, greedy
-// ids, and the same answer however it is scheduled. Needs VAYU_TEST_MODEL.
+// The default model against transformers in float32 (tests/golden/make_model_goldens.py): logits at every position,
+// greedy ids, and the same answer however it is scheduled. Needs VAYU_TEST_MODEL.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -40,7 +40,8 @@ Golden load_golden() {
   for (const auto& c : json["cases"]) {
     Golden::Case out{c["prompt_ids"].get<std::vector<TokenId>>(), c["greedy_ids"].get<std::vector<TokenId>>(), {}};
     out.positions.resize(out.prompt.size() + out.greedy.size());
-    logits.read(reinterpret_cast<char*>(out.positions.data()), static_cast<std::streamsize>(out.positions.size() * sizeof(Position)));
+    logits.read(reinterpret_cast<char*>(out.positions.data()),
+                static_cast<std::streamsize>(out.positions.size() * sizeof(Position)));
     golden.cases.push_back(std::move(out));
   }
   EXPECT_TRUE(logits.good());
@@ -188,13 +189,14 @@ std::unique_ptr<Engine> make_engine(EngineShape shape) {
   return std::make_unique<Engine>(std::move(config), load_model(ops::Backend::kCpu, shape.num_pages), g_clock);
 }
 
-// Greedy ids equal transformers' until its two best logits are closer than the tolerance, for at least 64 tokens counted
-// over such ends: past a near-tie both continuations are right.
+// Greedy ids equal transformers' until its two best logits are closer than the tolerance, for at least 64 tokens
+// counted over such ends: past a near-tie both continuations are right.
 TEST_F(GoldenTest, GreedyIdsEqualTransformers) {
   const Golden golden = load_golden();
   auto engine = make_engine({});
   std::vector<std::shared_ptr<Collected>> answers;
-  for (const auto& c : golden.cases) answers.push_back(submit(*engine, c.prompt, static_cast<int32_t>(c.greedy.size())));
+  for (const auto& c : golden.cases)
+    answers.push_back(submit(*engine, c.prompt, static_cast<int32_t>(c.greedy.size())));
   int equal_to_the_end = 0;
   for (size_t i = 0; i < golden.cases.size(); ++i) {
     const auto& c = golden.cases[i];
@@ -242,17 +244,18 @@ TEST_F(GoldenTest, InvarianceOfGreedyOutput) {
   };
   int32_t prompt_pages = 0;
   for (const auto& p : prompts) prompt_pages += static_cast<int32_t>(p.size() + 15) / 16;
-  for (const Variant& v : {Variant{"batch of 16, no cache", {512, false, 2048}, 1, false},
-                           Variant{"chunks of 16", {16, true, 2048}, 1, false},
-                           Variant{"chunks of 17", {17, true, 2048}, 1, false},
-                           Variant{"prefix hits", {512, true, 2048}, 2, false},
-                           Variant{"preempted", {512, true, prompt_pages + 8}, 1, true},
-                           Variant{"preempted, no cache", {512, false, prompt_pages + 8}, 1, true}}) {
+  for (const Variant& v :
+       {Variant{"batch of 16, no cache", {512, false, 2048}, 1, false},
+        Variant{"chunks of 16", {16, true, 2048}, 1, false}, Variant{"chunks of 17", {17, true, 2048}, 1, false},
+        Variant{"prefix hits", {512, true, 2048}, 2, false},
+        Variant{"preempted", {512, true, prompt_pages + 8}, 1, true},
+        Variant{"preempted, no cache", {512, false, prompt_pages + 8}, 1, true}}) {
     auto engine = make_engine(v.shape);
     for (int round = 0; round < v.rounds; ++round) {
       std::vector<std::shared_ptr<Collected>> answers;
       for (const auto& p : prompts) answers.push_back(submit(*engine, p, kTokens));
-      for (size_t i = 0; i < prompts.size(); ++i) EXPECT_EQ(finish(answers[i]), alone[i]) << v.name << ", request " << i;
+      for (size_t i = 0; i < prompts.size(); ++i)
+        EXPECT_EQ(finish(answers[i]), alone[i]) << v.name << ", request " << i;
     }
     const EngineStats stats = engine->stats();
     if (v.must_preempt) EXPECT_GT(stats.preemptions, 0u) << v.name;

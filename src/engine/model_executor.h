@@ -12,7 +12,7 @@
 namespace vayu {
 
 struct ModelExecutorOptions {
-  int num_threads = 0;  // 0: the cores this process may use
+  int num_threads = 0;            // 0: the cores this process may use
   model::ModelLoadOptions model;  // ops.pool is filled in
 };
 
@@ -36,7 +36,7 @@ class ModelExecutor final : public Executor {
   ops::OpContext ops_;
   std::unique_ptr<model::Model> model_;
   ExecutorLimits limits_;
-  model::AnonymousMemory logits_;          // (max_logits, vocab_size) floats
+  model::AnonymousMemory logits_;  // (max_logits, vocab_size) floats
   model::AnonymousMemory sample_scratch_;
   const Batch* running_ = nullptr;
 };

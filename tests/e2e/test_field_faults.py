@@ -1,14 +1,17 @@
 """Faults met in the field, replayed against the running server. Names carry the fault's number in the project's list."""
 import concurrent.futures
 import json
+import os
 import random
+import shutil
 import socket
+import subprocess
 import time
 
 import httpx2 as httpx
 import pytest
 
-from conftest import Server, wait_idle
+from conftest import BIN, MODEL, Server, wait_idle
 
 
 def post(server, path, body, timeout=60):
@@ -503,3 +506,67 @@ def test_f40_images_are_refused_without_network(server):
 def test_f43_model_names_touch_no_file(server, name):
     r = complete(server, model=name)
     assert r.status_code in (400, 404)
+
+
+def test_f11_hostile_prompts_block_nobody(server):
+    texts = ["a" * 10_000_000, "\n" * 10_000_000, "हिन्दी" * 500_000, "<|im_start|>" * 800_000, "a" * 200_000]
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        big = [pool.submit(complete, server, text, max_tokens=1) for text in texts]
+        slowest, answered = 0, 0
+        while not all(f.done() for f in big):
+            start = time.time()
+            assert httpx.get(server.url + "/health").status_code == 200
+            slowest = max(slowest, time.time() - start)
+            text_of(server, "short", max_tokens=2)
+            answered += 1
+        assert slowest < 1 and answered >= 1
+        for f in big:
+            assert f.result().status_code in (400, 413), f.result().text[:200]
+
+
+def test_f25_file_cut_while_serving(tmp_path):
+    copy = tmp_path / "model.gguf"
+    shutil.copy(MODEL, copy)
+    s = Server(model=str(copy))
+    try:
+        before = text_of(s, "The capital of France is")
+        os.truncate(copy, 1000)
+        assert text_of(s, "The capital of France is") == before
+    finally:
+        assert s.stop() == 0
+
+
+@pytest.mark.parametrize("cut", [0, 3, 100, 5000, 1_000_000, -1])
+def test_f25_cut_file_is_refused(tmp_path, cut):
+    copy = tmp_path / "model.gguf"
+    data = open(MODEL, "rb").read()
+    copy.write_bytes(data[:cut])
+    r = subprocess.run([BIN, "serve", str(copy), "--port", "0"], capture_output=True, text=True, timeout=60)
+    assert r.returncode == 1 and "model.gguf" in r.stderr and "ready" not in r.stdout, r.stderr
+
+
+def test_start_errors_name_the_cause(tmp_path):
+    def run(*args):
+        return subprocess.run([BIN, *args], capture_output=True, text=True, timeout=60)
+
+    assert "no-such.gguf" in run("serve", "no-such.gguf", "--port", "0").stderr
+    assert "--kv-cache-dtype" in run("serve", MODEL, "--port", "0", "--kv-cache-dtype", "int3").stderr
+    assert "--no-such-flag" in run("serve", MODEL, "--no-such-flag").stderr
+    s = Server()
+    try:
+        taken = run("serve", MODEL, "--port", s.url.rsplit(":", 1)[1])
+        assert taken.returncode == 1 and s.url.rsplit(":", 1)[1] in taken.stderr
+    finally:
+        assert s.stop() == 0
+
+
+def test_config_file_sets_flags(tmp_path):
+    config = tmp_path / "vayu.yaml"
+    config.write_text("served-model-name: from-yaml\nmax-model-len: 512\napi_key: secret\n")
+    s = Server("--config", str(config))
+    try:
+        model = httpx.get(s.url + "/v1/models", headers={"Authorization": "Bearer secret"}).json()["data"][0]
+        assert model["id"] == "from-yaml" and model["max_model_len"] == 512
+        assert httpx.get(s.url + "/v1/models").status_code == 401
+    finally:
+        assert s.stop() == 0

@@ -1,6 +1,6 @@
 // The CPU's weight layout. Sixteen output rows make a tile, one row a lane: one AVX-512 register of accumulators, two
-// of AVX2. Along the inputs a tile is a sequence of blocks (32 inputs, 256 for the K formats, 1 for float formats), each
-// holding what the file's block holds for its 16 rows, so a packed matrix is as large as in the file:
+// of AVX2. Along the inputs a tile is a sequence of blocks (32 inputs, 256 for the K formats, 1 for float formats),
+// each holding what the file's block holds for its 16 rows, so a packed matrix is as large as in the file:
 //   scales   as in the file, for 16 rows: half d[16], half m[16] and so on (see kTileFormats)
 //   per 32 inputs, q being the unsigned code of a weight, step s = inputs 4s .. 4s+3, and byte 4r+j row r, input 4s+j:
 //     4-bit plane  4 x 64 bytes: vector v holds step 2v in the low nibbles and step 2v+1 in the high ones

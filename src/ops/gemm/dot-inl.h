@@ -156,7 +156,8 @@ void dot_quantised(const uint8_t* HWY_RESTRICT tile, int64_t num_blocks, const u
         IntVec sums[kTokens];
 #pragma GCC unroll 16
         for (int t = 0; t < kTokens; ++t) sums[t] = hn::Zero(IntTag());
-        dot_group<kTokens, kBits, kSteps>(codes + group * kSteps * kStepBytes, inputs + group * 4 * kSteps * kTokens, sums);
+        dot_group<kTokens, kBits, kSteps>(codes + group * kSteps * kStepBytes, inputs + group * 4 * kSteps * kTokens,
+                                          sums);
         const auto scale = hn::LoadU(d, w_scales + group * kTileRows);
         const auto min = hn::LoadU(d, w_scales + (kGroups + group) * kTileRows);
 #pragma GCC unroll 16

@@ -14,8 +14,8 @@ struct LinearArgs {
   const float* x = nullptr;  // (num_tokens, weight->cols())
   float* y = nullptr;        // (num_tokens, weight->rows())
   int64_t num_tokens = 0;
-  bool accumulate = false;   // y += instead of y =
-  void* scratch = nullptr;   // linear_scratch_bytes(ctx, max num_tokens, max cols), 64-byte aligned
+  bool accumulate = false;  // y += instead of y =
+  void* scratch = nullptr;  // linear_scratch_bytes(ctx, max num_tokens, max cols), 64-byte aligned
 };
 
 int64_t linear_scratch_bytes(const OpContext& ctx, int64_t max_tokens, int64_t max_cols);

@@ -23,10 +23,10 @@ struct RopeKvWriteArgs {
   const float* k_norm = nullptr;          // (head_dim) or null
   float norm_eps = 1e-6f;
   RopePairing pairing = RopePairing::kHalfSplit;
-  int32_t rotary_dim = 0;                 // <= head_dim, even; the rest of a head is copied
+  int32_t rotary_dim = 0;  // <= head_dim, even; the rest of a head is copied
   int32_t num_q_heads = 0;
   int64_t num_tokens = 0;
-  KvLayer kv;                             // written
+  KvLayer kv;  // written
 };
 
 void rope_kv_write(const OpContext& ctx, const RopeKvWriteArgs& args);
