@@ -16,6 +16,7 @@ from common import MODEL, ROOT, Server, median, parallel, stream, vayu_server, w
 parser = argparse.ArgumentParser()
 parser.add_argument("--llama-server")
 parser.add_argument("--rounds", type=int, default=5)
+parser.add_argument("--name", default="cpu_vs_llama_cpp", help="of the result file, when another build is compared (VAYU_BIN)")
 args = parser.parse_args()
 llama = args.llama_server or subprocess.run([ROOT / "tools/build_llama_cpp.sh"], check=True, capture_output=True,
                                             text=True).stdout.split()[-1]
@@ -53,6 +54,6 @@ for key in ("prefill", "decode", "concurrent8"):
     metrics[key + "_ratio"] = median(pairs)
     metrics["vayu_" + key + "_tok_s"] = median([a[key + "_tok_s"] for a in rounds["vayu"]])
     metrics["llama_cpp_" + key + "_tok_s"] = median([b[key + "_tok_s"] for b in rounds["llama_cpp"]])
-write_result("cpu_vs_llama_cpp", metrics,
+write_result(args.name, metrics,
              f"median of {args.rounds} rounds, servers in turn; SmolLM2-135M Q4_1; llama.cpp from llama-cpp-python 0.3.36, "
              "GGML_NATIVE, -t 2 -np 8; ratios are round by round, Vayu over llama.cpp")
