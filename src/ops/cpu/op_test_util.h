@@ -16,6 +16,13 @@
 
 namespace vayu::ops {
 
+// Instrumented code is 20 to 50 times slower: the largest tests then run on one KV format.
+#ifdef VAYU_SANITIZED
+constexpr bool kSanitized = true;
+#else
+constexpr bool kSanitized = false;
+#endif
+
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 
 // Random source of one test. The seed is in the report of any failure; VAYU_TEST_SEED repeats a run.
