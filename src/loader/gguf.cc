@@ -212,15 +212,6 @@ class GgufFileImpl : public GgufFile {
     return same ? Status() : error(ErrorKind::kIo, "the file changed while it was being loaded");
   }
 
-  void release(const GgufTensor& tensor) const override {
-    if (!file_) return;
-    // Only whole memory pages of this tensor: its neighbours may share the first and the last one.
-    const auto page = static_cast<uintptr_t>(::sysconf(_SC_PAGESIZE));
-    const auto begin = (reinterpret_cast<uintptr_t>(tensor.data) + page - 1) / page * page;
-    const auto end = (reinterpret_cast<uintptr_t>(tensor.data) + static_cast<uintptr_t>(tensor.bytes)) / page * page;
-    if (begin < end) ::madvise(reinterpret_cast<void*>(begin), end - begin, MADV_DONTNEED);
-  }
-
   std::vector<std::string_view> keys() const override {
     std::vector<std::string_view> out;
     for (const GgufEntry& entry : header_.entries) out.push_back(entry.key);

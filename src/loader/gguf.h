@@ -58,9 +58,6 @@ class GgufFile {
   Result<double> get_float_or(std::string_view key, double fallback) const;
   Result<bool> get_bool_or(std::string_view key, bool fallback) const;
   Result<std::string> get_string_or(std::string_view key, std::string fallback) const;
-
-  // Tells the kernel that the file's pages of this tensor will not be needed again (after it was packed).
-  virtual void release(const GgufTensor& tensor) const = 0;
 };
 
 // Text from a file made fit for a message: at most 80 bytes, control and non-ASCII bytes as \xNN.
