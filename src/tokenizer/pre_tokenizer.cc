@@ -1,34 +1,14 @@
 #include "tokenizer/pre_tokenizer.h"
 
-#include <unicode/uchar.h>
-
-#include <array>
 #include <cstdint>
 
+#include "tokenizer/unicode_class.h"
 #include "tokenizer/utf8.h"
 
 namespace vayu {
 namespace {
 
-enum CharClass : uint8_t { kLetter, kNumber, kSpace, kOther };
-
-CharClass classify_with_icu(char32_t c) {
-  const uint32_t mask = U_GET_GC_MASK(static_cast<UChar32>(c));
-  if (mask & U_GC_L_MASK) return kLetter;
-  if (mask & U_GC_N_MASK) return kNumber;
-  return u_isUWhiteSpace(static_cast<UChar32>(c)) ? kSpace : kOther;
-}
-
-// The Basic Multilingual Plane as one byte a character (64 KiB, filled once in under a millisecond): Indic text would
-// otherwise spend most of its time in ICU's property look-up.
-CharClass classify(char32_t c) {
-  static const auto table = [] {
-    std::array<CharClass, 0x10000> classes;
-    for (char32_t i = 0; i < classes.size(); ++i) classes[i] = classify_with_icu(i);
-    return classes;
-  }();
-  return c < table.size() ? table[c] : classify_with_icu(c);
-}
+using enum CharClass;
 
 struct Char {
   CharClass type;

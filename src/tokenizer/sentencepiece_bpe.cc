@@ -7,6 +7,7 @@
 #include <numeric>
 #include <unordered_map>
 
+#include "tokenizer/byte_alphabet.h"
 #include "tokenizer/merge_table.h"
 #include "tokenizer/utf8.h"
 #include "tokenizer/vocab_tokenizer.h"
@@ -15,29 +16,14 @@ namespace vayu {
 namespace {
 
 constexpr std::string_view kScoresKey = "tokenizer.ggml.scores";
-constexpr std::string_view kSpace = "\xE2\x96\x81";  // U+2581
-
-std::optional<uint8_t> parse_byte_token(std::string_view token) {
-  const auto digit = [](char c) {
-    return c >= '0' && c <= '9'   ? c - '0'
-           : c >= 'A' && c <= 'F' ? c - 'A' + 10
-           : c >= 'a' && c <= 'f' ? c - 'a' + 10
-                                  : -1;
-  };
-  if (token.size() != 6 || token.substr(0, 3) != "<0x" || token[5] != '>') return std::nullopt;
-  const int high = digit(token[3]);
-  const int low = digit(token[4]);
-  if (high < 0 || low < 0) return std::nullopt;
-  return static_cast<uint8_t>(high << 4 | low);
-}
 
 std::string bytes_of_token(std::string_view token, TokenType type) {
   if (type == TokenType::kByte) return std::string(1, static_cast<char>(parse_byte_token(token).value_or(0)));
   std::string bytes;
   for (size_t pos = 0; pos < token.size();) {
-    const bool is_space = token.substr(pos, kSpace.size()) == kSpace;
+    const bool is_space = token.substr(pos, kMetaspace.size()) == kMetaspace;
     bytes.push_back(is_space ? ' ' : token[pos]);
-    pos += is_space ? kSpace.size() : 1;
+    pos += is_space ? kMetaspace.size() : 1;
   }
   return bytes;
 }
@@ -134,7 +120,7 @@ class SentencePieceBpe : public VocabTokenizer {
 
   static size_t word_end(std::string_view text, size_t pos) {
     for (size_t end = text.find(' ', pos + 1); end != std::string_view::npos; end = text.find(' ', end + 1)) {
-      if (text[end - 1] != ' ' && !text.substr(0, end).ends_with(kSpace)) return end;
+      if (text[end - 1] != ' ' && !text.substr(0, end).ends_with(kMetaspace)) return end;
     }
     return text.size();
   }

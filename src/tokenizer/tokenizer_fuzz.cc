@@ -6,31 +6,12 @@
 #include <vector>
 
 #include "base/check.h"
+#include "tokenizer/byte_alphabet.h"
 #include "tokenizer/tokenizer_spec.h"
 #include "tokenizer/utf8.h"
 
 namespace vayu {
 namespace {
-
-// A byte as byte-level vocabularies write it.
-std::string printable(int byte) {
-  static const std::vector<std::string> names = [] {
-    std::vector<std::string> out;
-    char32_t next = 0x100;
-    for (char32_t b = 0; b < 256; ++b) {
-      const bool itself = (b >= 0x21 && b <= 0x7E) || (b >= 0xA1 && b <= 0xAC) || b >= 0xAE;
-      append_utf8(itself ? b : next++, out.emplace_back());
-    }
-    return out;
-  }();
-  return names[byte];
-}
-
-std::string printable(std::string_view bytes) {
-  std::string out;
-  for (const char c : bytes) out += printable(static_cast<uint8_t>(c));
-  return out;
-}
 
 void add(TokenizerSpec& spec, std::string token, TokenType type) {
   spec.tokens.push_back(std::move(token));
@@ -48,17 +29,17 @@ void add_markers(TokenizerSpec& spec) {
 TokenizerSpec byte_level_spec(const char* pre) {
   TokenizerSpec spec{.model = "gpt2", .pre = pre};
   add_markers(spec);
-  for (int byte = 0; byte < 256; ++byte) add(spec, printable(byte), TokenType::kNormal);
+  for (int byte = 0; byte < 256; ++byte) add(spec, to_printable(byte), TokenType::kNormal);
   const std::pair<const char*, const char*> merges[] = {
       {"a", "a"},       {"aa", "aa"},         {"a", "b"},       {"b", "a"},  {" ", "a"},  {"\n", "\n"},
       {"\xE0", "\xA4"}, {"\xE0\xA4", "\x95"}, {"ab", "a"},      {"aa", "b"}, {" a", "b"}, {"<", "s"},
       {"1", "2"},       {" ", " "},           {"aaaa", "aaaa"}, {"'", "s"}};
   for (const auto& [left, right] : merges) {
-    const std::string token = printable(std::string(left) + right);
+    const std::string token = to_printable(std::string(left) + right);
     if (std::find(spec.tokens.begin(), spec.tokens.end(), token) == spec.tokens.end()) {
       add(spec, token, TokenType::kNormal);
     }
-    spec.merges.push_back(printable(left) + " " + printable(right));
+    spec.merges.push_back(to_printable(left) + " " + to_printable(right));
   }
   return spec;
 }

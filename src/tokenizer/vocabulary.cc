@@ -76,7 +76,7 @@ Result<Vocabulary> Vocabulary::make(const TokenizerSpec& spec, ToBytes to_bytes)
       vocab.markers_.add(vocab.bytes(id), id, always);
     }
   }
-  vocab.index_plain();
+  vocab.pieces_.index([&](TokenId id) { return vocab.is_plain(id); });
   return vocab;
 }
 
@@ -89,8 +89,7 @@ Status Vocabulary::read_tokens(const TokenizerSpec& spec, ToBytes to_bytes) {
   }
   VAYU_RETURN_IF_ERROR(check_unique(spec.tokens));
   types_.assign(n, TokenType::kNormal);
-  offsets_.reserve(n + 1);
-  offsets_.push_back(0);
+  pieces_.reserve(n);
   for (size_t i = 0; i < n; ++i) {
     const std::string& token = spec.tokens[i];
     if (token.size() > kMaxTokenBytes) {
@@ -105,9 +104,7 @@ Status Vocabulary::read_tokens(const TokenizerSpec& spec, ToBytes to_bytes) {
       types_[i] = type == 0 ? TokenType::kNormal : static_cast<TokenType>(type);
     }
     const bool raw = types_[i] == TokenType::kControl || types_[i] == TokenType::kUnknown;
-    arena_ += raw ? token : to_bytes(token, types_[i]);
-    max_bytes_ = std::max(max_bytes_, arena_.size() - offsets_.back());
-    offsets_.push_back(arena_.size());
+    pieces_.add(raw ? token : to_bytes(token, types_[i]));
   }
   return {};
 }
@@ -139,29 +136,6 @@ Status Vocabulary::read_ids(const TokenizerSpec& spec) {
   std::ranges::sort(end_ids);
   end_ids.erase(std::unique(end_ids.begin(), end_ids.end()), end_ids.end());
   return {};
-}
-
-void Vocabulary::index_plain() {
-  index_.assign(std::bit_ceil(2 * types_.size()), kNoToken);
-  const size_t mask = index_.size() - 1;
-  for (TokenId id = 0; id < size(); ++id) {
-    if (!is_plain(id) || bytes(id).empty()) continue;
-    size_t i = std::hash<std::string_view>()(bytes(id)) & mask;
-    while (index_[i] != kNoToken && bytes(index_[i]) != bytes(id)) i = (i + 1) & mask;
-    if (index_[i] == kNoToken) index_[i] = id;  // two spellings of the same bytes: the lower id
-  }
-}
-
-TokenId Vocabulary::find_plain(std::string_view key) const {
-  const size_t mask = index_.size() - 1;
-  size_t i = std::hash<std::string_view>()(key) & mask;
-  while (index_[i] != kNoToken && bytes(index_[i]) != key) i = (i + 1) & mask;
-  return index_[i];
-}
-
-std::string_view Vocabulary::bytes(TokenId id) const {
-  if (!contains(id)) return {};
-  return std::string_view(arena_).substr(offsets_[id], offsets_[id + 1] - offsets_[id]);
 }
 
 bool Vocabulary::is_special(TokenId id) const {

@@ -9,6 +9,7 @@
 #include "base/result.h"
 #include "core/types.h"
 #include "tokenizer/marker_matcher.h"
+#include "tokenizer/piece_table.h"
 #include "tokenizer/tokenizer_spec.h"
 
 namespace vayu {
@@ -27,15 +28,16 @@ class Vocabulary {
   int32_t size() const { return static_cast<int32_t>(types_.size()); }
   bool contains(TokenId id) const { return id >= 0 && id < size(); }
   // `id` may be out of range in these two.
-  std::string_view bytes(TokenId id) const;
+  std::string_view bytes(TokenId id) const { return contains(id) ? pieces_[id] : std::string_view(); }
   bool is_special(TokenId id) const;
   TokenType type(TokenId id) const { return types_[id]; }  // id in range
   // Plain text can become such a token by merging.
   bool is_plain(TokenId id) const;
 
-  size_t max_bytes() const { return max_bytes_; }  // of the longest token
-  // Id of a plain token by its bytes, kNoToken if none.
-  TokenId find_plain(std::string_view bytes) const;
+  size_t max_bytes() const { return pieces_.max_bytes(); }  // of the longest token
+  // Id of a plain token by its bytes, kNoToken if none; of two spellings of the same bytes the lower id.
+  TokenId find_plain(std::string_view bytes) const { return pieces_.find(bytes); }
+  const PieceTable& pieces() const { return pieces_; }  // bytes; plain tokens are indexed
   const MarkerMatcher& markers() const { return markers_; }
 
   std::optional<TokenId> bos_id, eos_id, unknown_id;
@@ -44,13 +46,9 @@ class Vocabulary {
  private:
   Status read_tokens(const TokenizerSpec& spec, ToBytes to_bytes);
   Status read_ids(const TokenizerSpec& spec);
-  void index_plain();
 
-  std::string arena_;             // bytes of all tokens, one after another
-  std::vector<size_t> offsets_;   // (size + 1)
+  PieceTable pieces_;             // bytes
   std::vector<TokenType> types_;  // (size)
-  size_t max_bytes_ = 0;
-  std::vector<TokenId> index_;  // open addressing over find_plain's keys; kNoToken is free; a power of two
   MarkerMatcher markers_;
 };
 
