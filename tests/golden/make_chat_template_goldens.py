@@ -4,7 +4,8 @@
   python3 -m venv /tmp/venv && /tmp/venv/bin/pip install jinja2==3.1.6
   /tmp/venv/bin/python tests/golden/make_chat_template_goldens.py
 
-The templates in chat_template_sources/ are ours: they use the constructs of the model families they are named after.
+The templates in chat_template_sources/ and templates/ are ours: they use the constructs of the model families they are
+named after; those in templates/ are also given to models.
 Output: {"sources": {name: template}, "contexts": {name: context}, "cases": [{"template", "context", "options",
 "output"}], "units": [{"template", "output"}]}. An output of null means that jinja2 raised an error.
 """
@@ -68,7 +69,8 @@ def render(environment, source, context):
 
 def main():
     environment = make_environment()
-    sources = {p.stem: p.read_text() for p in sorted((HERE / "chat_template_sources").glob("*.jinja"))}
+    files = [p for folder in ("chat_template_sources", "templates") for p in (HERE / folder).glob("*.jinja")]
+    sources = {p.stem: p.read_text() for p in sorted(files, key=lambda p: p.stem)}
     cases = []
     for name, source in sources.items():
         for conversation, context in CONVERSATIONS.items():
