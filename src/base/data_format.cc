@@ -8,6 +8,7 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
+#include <limits>
 
 #include "base/half.h"
 
@@ -17,12 +18,13 @@ namespace {
 static_assert(std::endian::native == std::endian::little, "GGML blocks are read in place");
 
 constexpr FormatInfo kFormats[] = {
-    {DataFormat::kF32, "F32", 1, 4, 0},        {DataFormat::kF16, "F16", 1, 2, 1},
-    {DataFormat::kBF16, "BF16", 1, 2, 30},     {DataFormat::kQ8_0, "Q8_0", 32, 34, 8},
-    {DataFormat::kQ4_0, "Q4_0", 32, 18, 2},    {DataFormat::kQ4_1, "Q4_1", 32, 20, 3},
-    {DataFormat::kQ5_0, "Q5_0", 32, 22, 6},    {DataFormat::kQ5_1, "Q5_1", 32, 24, 7},
-    {DataFormat::kQ4_K, "Q4_K", 256, 144, 12}, {DataFormat::kQ5_K, "Q5_K", 256, 176, 13},
-    {DataFormat::kQ6_K, "Q6_K", 256, 210, 14},
+    {DataFormat::kF32, "F32", 1, 4, 0},         {DataFormat::kF16, "F16", 1, 2, 1},
+    {DataFormat::kBF16, "BF16", 1, 2, 30},      {DataFormat::kQ8_0, "Q8_0", 32, 34, 8},
+    {DataFormat::kQ4_0, "Q4_0", 32, 18, 2},     {DataFormat::kQ4_1, "Q4_1", 32, 20, 3},
+    {DataFormat::kQ5_0, "Q5_0", 32, 22, 6},     {DataFormat::kQ5_1, "Q5_1", 32, 24, 7},
+    {DataFormat::kQ4_K, "Q4_K", 256, 144, 12},  {DataFormat::kQ5_K, "Q5_K", 256, 176, 13},
+    {DataFormat::kQ6_K, "Q6_K", 256, 210, 14},  {DataFormat::kF8E4M3, "F8_E4M3", 1, 1, -1},
+    {DataFormat::kF8E5M2, "F8_E5M2", 1, 1, -1},
 };
 
 // Types of GGUF files that this build does not compute with; named so that the error is readable.
@@ -61,6 +63,48 @@ float signed_peak(const float* x, int n) {
     if (std::fabs(x[i]) > std::fabs(peak)) peak = x[i];
   }
   return peak;
+}
+
+// FP8: sign, exponent, mantissa. E4M3 (bias 7) spends its all-ones pattern on NaN and has no infinity; E5M2 (bias 15)
+// is the upper byte of binary16.
+float f8_value(DataFormat format, uint8_t b) {
+  if (format == DataFormat::kF8E5M2) return f16_to_float(f16_t{static_cast<uint16_t>(b << 8)});
+  const int exponent = b >> 3 & 15;
+  const int mantissa = b & 7;
+  const float sign = b & 0x80 ? -1.0f : 1.0f;
+  if (exponent == 15 && mantissa == 7) return std::numeric_limits<float>::quiet_NaN();
+  if (exponent == 0) return sign * std::ldexp(static_cast<float>(mantissa), -9);
+  return sign * std::ldexp(static_cast<float>(8 + mantissa), exponent - 10);
+}
+
+using F8Values = std::array<float, 256>;
+const F8Values& f8_values(DataFormat format) {
+  static const auto make = [](DataFormat f) {
+    F8Values values;
+    for (int b = 0; b < 256; ++b) values[b] = f8_value(f, static_cast<uint8_t>(b));
+    return values;
+  };
+  static const F8Values e4m3 = make(DataFormat::kF8E4M3);
+  static const F8Values e5m2 = make(DataFormat::kF8E5M2);
+  return format == DataFormat::kF8E4M3 ? e4m3 : e5m2;
+}
+
+// Rounds to nearest, ties to even, in units of the last place at v's exponent.
+template <int kMantissa, int kBias, uint8_t kOverflow, uint8_t kNan>
+uint8_t f8_code(float v) {
+  const uint8_t sign = std::signbit(v) ? 0x80 : 0;
+  const float x = std::fabs(v);
+  if (std::isnan(v)) return sign | kNan;
+  int exponent = x == 0 ? 1 - kBias : std::ilogb(x);
+  exponent = std::max(exponent, 1 - kBias);                                 // below: subnormal
+  const float units = std::nearbyint(std::ldexp(x, kMantissa - exponent));  // may carry into the next exponent
+  if (!(units < 1e6f)) return sign | kOverflow;
+  const int code = static_cast<int>(units) + ((exponent + kBias - 1) << kMantissa);
+  return sign | static_cast<uint8_t>(std::min<int>(code, kOverflow));
+}
+
+uint8_t f8_code(DataFormat format, float v) {
+  return format == DataFormat::kF8E4M3 ? f8_code<3, 7, 0x7e, 0x7f>(v) : f8_code<2, 15, 0x7c, 0x7f>(v);
 }
 
 // Q8_0: d, int8[32]; x = d q.
@@ -269,7 +313,7 @@ const FormatInfo& format_info(DataFormat format) {
 
 Result<DataFormat> format_from_ggml_type(uint32_t ggml_type) {
   for (const FormatInfo& info : kFormats) {
-    if (static_cast<uint32_t>(info.ggml_type) == ggml_type) return info.format;
+    if (info.ggml_type >= 0 && static_cast<uint32_t>(info.ggml_type) == ggml_type) return info.format;
   }
   for (const auto& [type, name] : kUnsupportedTypes) {
     if (type == ggml_type) return make_error(ErrorKind::kUnsupported, "GGML type {} ({}) is not supported", type, name);
@@ -302,6 +346,13 @@ void dequantize_row(DataFormat format, const void* src, float* dst, int64_t cols
       return dequantize_blocks(format, src, dst, cols, SuperBlock<5>::dequantize);
     case DataFormat::kQ6_K:
       return dequantize_blocks(format, src, dst, cols, dequantize_q6_k);
+    case DataFormat::kF8E4M3:
+    case DataFormat::kF8E5M2: {
+      const F8Values& values = f8_values(format);
+      const auto* b = static_cast<const uint8_t*>(src);
+      for (int64_t i = 0; i < cols; ++i) dst[i] = values[b[i]];
+      return;
+    }
   }
 }
 
@@ -330,6 +381,10 @@ void quantize_row(DataFormat format, const float* src, void* dst, int64_t cols) 
       return quantize_blocks(format, src, dst, cols, SuperBlock<5>::quantize);
     case DataFormat::kQ6_K:
       return quantize_blocks(format, src, dst, cols, quantize_q6_k);
+    case DataFormat::kF8E4M3:
+    case DataFormat::kF8E5M2:
+      for (int64_t i = 0; i < cols; ++i) static_cast<uint8_t*>(dst)[i] = f8_code(format, src[i]);
+      return;
   }
 }
 

@@ -1,4 +1,5 @@
-// How numbers are stored: plain dtypes and the block formats of GGUF. One name from file to kernel.
+// How numbers are stored: plain dtypes, FP8 (Micikevicius et al., 2022; its scales live beside it) and the block
+// formats of GGUF. One name from file to kernel.
 #pragma once
 
 #include <cstdint>
@@ -9,14 +10,28 @@
 
 namespace vayu {
 
-enum class DataFormat : uint8_t { kF32, kF16, kBF16, kQ8_0, kQ4_0, kQ4_1, kQ5_0, kQ5_1, kQ4_K, kQ5_K, kQ6_K };
+enum class DataFormat : uint8_t {
+  kF32,
+  kF16,
+  kBF16,
+  kQ8_0,
+  kQ4_0,
+  kQ4_1,
+  kQ5_0,
+  kQ5_1,
+  kQ4_K,
+  kQ5_K,
+  kQ6_K,
+  kF8E4M3,
+  kF8E5M2
+};
 
 struct FormatInfo {
   DataFormat format;
   std::string_view name;  // as GGUF tools print it
   int32_t block_size;     // elements a block; a row is a whole number of blocks
   int32_t block_bytes;
-  int32_t ggml_type;  // type number in a GGUF tensor record
+  int32_t ggml_type;  // type number in a GGUF tensor record; -1: GGUF has none
 };
 
 std::span<const FormatInfo> all_formats();
@@ -33,8 +48,8 @@ inline int64_t row_bytes(DataFormat format, int64_t cols) {
 // bytes, any alignment; dst: cols floats.
 void dequantize_row(DataFormat format, const void* src, float* dst, int64_t cols);
 
-// The inverse, by rounding to nearest with the scale rule of each format (used by tests and tools). Supports F32, F16,
-// BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1; the K formats get a simple per-sub-block fit.
+// The inverse, by rounding to nearest with the scale rule of each format; the K formats get a simple per-sub-block fit.
+// E4M3 has no infinity and saturates at 448; E5M2 overflows to infinity.
 void quantize_row(DataFormat format, const float* src, void* dst, int64_t cols);
 
 }  // namespace vayu

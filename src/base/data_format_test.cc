@@ -32,6 +32,7 @@ std::vector<float> dequantize(DataFormat format, const std::vector<uint8_t>& blo
 TEST(DataFormat, TableIsConsistent) {
   for (const FormatInfo& info : all_formats()) {
     EXPECT_EQ(&format_info(info.format), &info);
+    if (info.ggml_type < 0) continue;
     const auto found = format_from_ggml_type(static_cast<uint32_t>(info.ggml_type));
     ASSERT_TRUE(found.ok());
     EXPECT_EQ(*found, info.format);
@@ -47,6 +48,49 @@ TEST(DataFormat, UnknownTypesAreNamed) {
   const auto unknown = format_from_ggml_type(0xfffffffe);
   ASSERT_FALSE(unknown.ok());
   EXPECT_NE(unknown.error().message.find("4294967294"), std::string::npos);
+}
+
+float f8(DataFormat format, uint8_t code) {
+  float value = 0;
+  dequantize_row(format, &code, &value, 1);
+  return value;
+}
+
+uint8_t to_f8(DataFormat format, float value) {
+  uint8_t code = 0;
+  quantize_row(format, &value, &code, 1);
+  return code;
+}
+
+TEST(DataFormat, Fp8KnownValues) {
+  EXPECT_EQ(f8(DataFormat::kF8E4M3, 0x38), 1.0f);
+  EXPECT_EQ(f8(DataFormat::kF8E4M3, 0x7e), 448.0f);
+  EXPECT_EQ(f8(DataFormat::kF8E4M3, 0x01), 0x1p-9f);
+  EXPECT_EQ(f8(DataFormat::kF8E4M3, 0xc1), -2.25f);
+  EXPECT_TRUE(std::isnan(f8(DataFormat::kF8E4M3, 0x7f)));
+  EXPECT_EQ(f8(DataFormat::kF8E5M2, 0x3c), 1.0f);
+  EXPECT_EQ(f8(DataFormat::kF8E5M2, 0x7b), 57344.0f);
+  EXPECT_TRUE(std::isinf(f8(DataFormat::kF8E5M2, 0x7c)));
+}
+
+TEST(DataFormat, Fp8RoundsToNearestEven) {
+  for (const DataFormat format : {DataFormat::kF8E4M3, DataFormat::kF8E5M2}) {
+    float last = -1;
+    for (int code = 0; code < 0x80; ++code) {  // every positive value, and the middle between neighbours
+      const float value = f8(format, static_cast<uint8_t>(code));
+      if (!std::isfinite(value)) break;
+      EXPECT_EQ(to_f8(format, value), code);
+      EXPECT_EQ(to_f8(format, -value), code | 0x80);
+      if (code > 0) {
+        EXPECT_EQ(to_f8(format, (value + last) / 2), code % 2 == 0 ? code : code - 1) << value;
+      }
+      last = value;
+    }
+  }
+  EXPECT_EQ(to_f8(DataFormat::kF8E4M3, 1e30f), 0x7e);
+  EXPECT_EQ(to_f8(DataFormat::kF8E4M3, -INFINITY), 0xfe);
+  EXPECT_EQ(to_f8(DataFormat::kF8E4M3, NAN) & 0x7f, 0x7f);
+  EXPECT_EQ(to_f8(DataFormat::kF8E5M2, 1e30f), 0x7c);
 }
 
 TEST(DataFormat, Q8_0Block) {

@@ -10,6 +10,7 @@
 
 #include "engine/engine.h"
 #include "engine/model_executor.h"
+#include "model/registry.h"
 
 namespace vayu {
 namespace {
@@ -59,7 +60,7 @@ std::unique_ptr<ModelExecutor> load_model(ops::Backend backend, int num_pages = 
   options.model.max_step_tokens = max_step_tokens;
   options.model.max_logits = 512;
   options.model.kv_format = backend == ops::Backend::kReference ? ops::KvFormat::kF32 : ops::KvFormat::kF16;
-  auto executor = ModelExecutor::load(**file, options);
+  auto executor = ModelExecutor::load(*model::recipe_of(**file), **file, options);
   VAYU_CHECK(executor.ok(), "{}", executor.error().message);
   return std::move(executor).value();
 }

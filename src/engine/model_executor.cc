@@ -4,13 +4,14 @@
 
 namespace vayu {
 
-Result<std::unique_ptr<ModelExecutor>> ModelExecutor::load(const loader::GgufFile& file, ModelExecutorOptions options) {
+Result<std::unique_ptr<ModelExecutor>> ModelExecutor::load(model::Recipe recipe, const loader::Checkpoint& checkpoint,
+                                                           ModelExecutorOptions options) {
   std::unique_ptr<ModelExecutor> executor(new ModelExecutor);
   executor->pool_ = std::make_unique<ThreadPool>(options.num_threads);
   executor->ops_ = options.model.ops;
   executor->ops_.pool = executor->pool_.get();
   options.model.ops = executor->ops_;
-  VAYU_ASSIGN_OR_RETURN(executor->model_, model::Model::load(file, options.model));
+  VAYU_ASSIGN_OR_RETURN(executor->model_, model::Model::load(std::move(recipe), checkpoint, options.model));
 
   const model::ModelLoadOptions& planned = executor->model_->options();
   const int64_t vocab_size = executor->model_->config().vocab_size;

@@ -4,7 +4,7 @@
 #include <memory>
 
 #include "core/executor.h"
-#include "loader/gguf.h"
+#include "loader/checkpoint.h"
 #include "model/memory.h"
 #include "model/model.h"
 #include "ops/cpu/thread_pool.h"
@@ -19,7 +19,8 @@ struct ModelExecutorOptions {
 class ModelExecutor final : public Executor {
  public:
   // Errors: those of Model::load.
-  static Result<std::unique_ptr<ModelExecutor>> load(const loader::GgufFile& file, ModelExecutorOptions options);
+  static Result<std::unique_ptr<ModelExecutor>> load(model::Recipe recipe, const loader::Checkpoint& checkpoint,
+                                                     ModelExecutorOptions options);
 
   const ExecutorLimits& limits() const override { return limits_; }
   void launch(const Batch& batch) override;

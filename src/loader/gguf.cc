@@ -1,9 +1,6 @@
 #include "loader/gguf.h"
 
-#include <fcntl.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -11,30 +8,18 @@
 #include <utility>
 
 #include "loader/gguf_header.h"
+#include "loader/input_file.h"
 
 namespace vayu::loader {
 namespace {
 
-class FileHandle {
- public:
-  explicit FileHandle(int fd) : fd_(fd) {}
-  ~FileHandle() {
-    if (fd_ >= 0) ::close(fd_);
-  }
-  FileHandle(FileHandle&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
-  FileHandle& operator=(FileHandle&&) = delete;
-  int get() const { return fd_; }
-
- private:
-  int fd_;
-};
-
-// Memory from mmap, unmapped at the end.
+// Anonymous memory from mmap, resident only where touched.
 class Mapping {
  public:
   Mapping() = default;
-  static Result<Mapping> create(int64_t bytes, int protection, int flags, int fd) {
-    void* p = ::mmap(nullptr, static_cast<size_t>(bytes), protection, flags, fd, 0);
+  static Result<Mapping> create(int64_t bytes) {
+    void* p = ::mmap(nullptr, static_cast<size_t>(bytes), PROT_READ | PROT_WRITE,
+                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (p == MAP_FAILED) return make_error(ErrorKind::kIo, "cannot map {} bytes: {}", bytes, std::strerror(errno));
     Mapping mapping;
     mapping.data_ = static_cast<std::byte*>(p);
@@ -58,39 +43,24 @@ class Mapping {
   int64_t bytes_ = 0;
 };
 
-Status read_at(int fd, int64_t offset, int64_t bytes, std::byte* dst) {
-  while (bytes > 0) {
-    const ssize_t n = ::pread(fd, dst, static_cast<size_t>(bytes), offset);
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) return make_error(ErrorKind::kIo, "read failed: {}", std::strerror(errno));
-    if (n == 0) return make_error(ErrorKind::kIo, "the file was cut while it was being read");
-    offset += n;
-    dst += n;
-    bytes -= n;
-  }
-  return {};
-}
-
 // The header is read, not mapped: its strings stay valid whatever happens to the file.
 class FileHeaderSource : public HeaderSource {
  public:
-  FileHeaderSource(int fd, int64_t file_bytes, const Mapping& memory)
-      : fd_(fd), file_bytes_(file_bytes), memory_(memory) {}
-  int64_t file_bytes() const override { return file_bytes_; }
+  FileHeaderSource(const InputFile& file, const Mapping& memory) : file_(file), memory_(memory) {}
+  int64_t file_bytes() const override { return file_.size(); }
   Result<const std::byte*> at_least(int64_t end) override {
     if (end > memory_.bytes()) return make_error(ErrorKind::kCorrupt, "the header is over {} bytes", kMaxHeaderBytes);
     if (end > filled_) {
       constexpr int64_t kChunkBytes = 1 << 20;
       const int64_t target = std::min(memory_.bytes(), (end + kChunkBytes - 1) / kChunkBytes * kChunkBytes);
-      VAYU_RETURN_IF_ERROR(read_at(fd_, filled_, target - filled_, memory_.data() + filled_));
+      VAYU_RETURN_IF_ERROR(file_.read(filled_, target - filled_, memory_.data() + filled_));
       filled_ = target;
     }
     return memory_.data();
   }
 
  private:
-  int fd_;
-  int64_t file_bytes_;
+  const InputFile& file_;
   const Mapping& memory_;
   int64_t filled_ = 0;
 };
@@ -162,55 +132,46 @@ class GgufFileImpl : public GgufFile {
  public:
   explicit GgufFileImpl(std::string path) : path_(std::move(path)) {}
 
-  Status init_from_file(FileHandle file) {
-    file_ = std::make_unique<FileHandle>(std::move(file));
-    VAYU_ASSIGN_OR_RETURN(opened_, stat_file());
-    if (!S_ISREG(opened_.st_mode)) return error(ErrorKind::kIo, "not a regular file");
-    if (opened_.st_size == 0) return error(ErrorKind::kCorrupt, "the file is empty");
-    const int64_t header_bytes = std::min<int64_t>(opened_.st_size, kMaxHeaderBytes);
-    VAYU_ASSIGN_OR_RETURN(header_memory_, Mapping::create(header_bytes, PROT_READ | PROT_WRITE,
-                                                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1));
-    FileHeaderSource source(file_->get(), opened_.st_size, header_memory_);
+  Status init_from_file(InputFile file) {
+    file_ = std::make_unique<InputFile>(std::move(file));
+    VAYU_ASSIGN_OR_RETURN(header_memory_, Mapping::create(std::min<int64_t>(file_->size(), kMaxHeaderBytes)));
+    FileHeaderSource source(*file_, header_memory_);
     VAYU_ASSIGN_OR_RETURN(header_, parse_gguf_header(source, path_));
-    VAYU_ASSIGN_OR_RETURN(data_memory_, Mapping::create(opened_.st_size, PROT_READ, MAP_PRIVATE, file_->get()));
     VAYU_RETURN_IF_ERROR(check_unchanged());
-    index_tensors(data_memory_.data());
+    index_tensors();
     return {};
   }
 
   Status init_from_memory(std::span<const std::byte> bytes) {
     SpanHeaderSource source(bytes);
     VAYU_ASSIGN_OR_RETURN(header_, parse_gguf_header(source, path_));
-    index_tensors(bytes.data());
+    memory_ = bytes;
+    index_tensors();
     return {};
   }
 
   const std::string& path() const override { return path_; }
-  std::span<const GgufTensor> tensors() const override { return header_.tensors; }
+  std::span<const CheckpointTensor> tensors() const override { return tensors_; }
 
-  const GgufTensor* find_tensor(std::string_view name) const override {
+  const CheckpointTensor* find_tensor(std::string_view name) const override {
     const auto it = std::lower_bound(by_name_.begin(), by_name_.end(), name,
-                                     [](const GgufTensor* t, std::string_view n) { return t->name < n; });
+                                     [](const CheckpointTensor* t, std::string_view n) { return t->name < n; });
     return it != by_name_.end() && (*it)->name == name ? *it : nullptr;
   }
 
-  Status read(const GgufTensor& tensor, std::byte* dst) const override {
+  Status read_rows(const CheckpointTensor& tensor, int64_t first_row, int64_t num_rows, std::byte* dst) const override {
+    const int64_t stride = row_bytes(tensor.format, tensor.cols());
+    const int64_t offset = offsets_[&tensor - tensors_.data()] + first_row * stride;
     if (!file_) {
-      std::memcpy(dst, tensor.data, static_cast<size_t>(tensor.bytes));
+      std::memcpy(dst, memory_.data() + offset, static_cast<size_t>(num_rows * stride));
       return {};
     }
-    const Status status = read_at(file_->get(), tensor.offset, tensor.bytes, dst);
+    const Status status = file_->read(offset, num_rows * stride, dst);
     if (status.ok()) return status;
     return error(status.error().kind, fmt::format("tensor '{}': {}", printable(tensor.name), status.error().message));
   }
 
-  Status check_unchanged() const override {
-    if (!file_) return {};
-    VAYU_ASSIGN_OR_RETURN(const struct stat now, stat_file());
-    const bool same = now.st_size == opened_.st_size && now.st_mtim.tv_sec == opened_.st_mtim.tv_sec &&
-                      now.st_mtim.tv_nsec == opened_.st_mtim.tv_nsec;
-    return same ? Status() : error(ErrorKind::kIo, "the file changed while it was being loaded");
-  }
+  Status check_unchanged() const override { return file_ ? file_->check_unchanged() : Status(); }
 
   std::vector<std::string_view> keys() const override {
     std::vector<std::string_view> out;
@@ -274,17 +235,13 @@ class GgufFileImpl : public GgufFile {
  private:
   Error error(ErrorKind kind, std::string_view message) const { return make_error(kind, "{}: {}", path_, message); }
 
-  Result<struct stat> stat_file() const {
-    struct stat st;
-    if (::fstat(file_->get(), &st) != 0) return error(ErrorKind::kIo, std::strerror(errno));
-    return st;
-  }
-
-  void index_tensors(const std::byte* base) {
+  void index_tensors() {
     for (GgufTensor& tensor : header_.tensors) {
-      tensor.data = base + tensor.offset;
-      by_name_.push_back(&tensor);
+      offsets_.push_back(tensor.offset);
+      tensors_.push_back(std::move(tensor));
     }
+    header_.tensors.clear();
+    for (const CheckpointTensor& tensor : tensors_) by_name_.push_back(&tensor);
     std::sort(by_name_.begin(), by_name_.end(), [](auto* a, auto* b) { return a->name < b->name; });
   }
 
@@ -328,22 +285,21 @@ class GgufFileImpl : public GgufFile {
   }
 
   std::string path_;
-  std::unique_ptr<FileHandle> file_;  // null: over memory of the caller
-  struct stat opened_ = {};
+  std::unique_ptr<InputFile> file_;  // null: over memory of the caller
   Mapping header_memory_;
-  Mapping data_memory_;
+  std::span<const std::byte> memory_;  // of a file that is in memory
   GgufHeader header_;
-  std::vector<const GgufTensor*> by_name_;
+  std::vector<CheckpointTensor> tensors_;
+  std::vector<int64_t> offsets_;  // of each tensor
+  std::vector<const CheckpointTensor*> by_name_;
 };
 
 }  // namespace
 
 Result<std::shared_ptr<const GgufFile>> GgufFile::open(const std::string& path) {
-  // O_NONBLOCK: opening a FIFO must not wait for a writer; it has no effect on regular files.
-  FileHandle handle(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-  if (handle.get() < 0) return make_error(ErrorKind::kIo, "{}: cannot open: {}", path, std::strerror(errno));
+  VAYU_ASSIGN_OR_RETURN(InputFile input, InputFile::open(path));
   auto file = std::make_shared<GgufFileImpl>(path);
-  VAYU_RETURN_IF_ERROR(file->init_from_file(std::move(handle)));
+  VAYU_RETURN_IF_ERROR(file->init_from_file(std::move(input)));
   return std::shared_ptr<const GgufFile>(std::move(file));
 }
 

@@ -1,5 +1,5 @@
 // A GGUF file, versions 2 and 3: metadata and tensor table checked against the file's size before anything is
-// allocated. Metadata is held in memory; tensor data is read on demand or mapped. Immutable after open; thread-safe.
+// allocated. Metadata is held in memory; tensor data is read on demand. Immutable after open; thread-safe.
 #pragma once
 
 #include <cstdint>
@@ -10,38 +10,17 @@
 #include <variant>
 #include <vector>
 
-#include "base/data_format.h"
 #include "base/result.h"
+#include "loader/checkpoint.h"
 
 namespace vayu::loader {
 
-struct GgufTensor {
-  std::string name;
-  std::vector<int64_t> shape;  // outermost first: a (out, in) matrix is {out, in} (the file stores it reversed)
-  DataFormat format = DataFormat::kF32;
-  int64_t offset = 0;               // of the first byte, from the start of the file
-  const std::byte* data = nullptr;  // inside the mapping; reading it faults if the file was cut meanwhile: see read()
-  int64_t bytes = 0;
-};
-
-class GgufFile {
+class GgufFile : public Checkpoint {
  public:
   // Errors: kIo, kCorrupt, kUnsupported; the message names the file and the field or tensor.
   static Result<std::shared_ptr<const GgufFile>> open(const std::string& path);
   // The same over bytes in memory, which must outlive the object (tests, fuzzing).
   static Result<std::shared_ptr<const GgufFile>> parse(std::span<const std::byte> bytes, std::string name);
-  virtual ~GgufFile() = default;
-
-  virtual const std::string& path() const = 0;
-  virtual std::span<const GgufTensor> tensors() const = 0;
-  virtual const GgufTensor* find_tensor(std::string_view name) const = 0;  // null when absent
-
-  // Copies the tensor's bytes to dst (tensor.bytes long) by an ordinary read: a file that was cut since open is an
-  // error (kIo), never a signal. This is how weights are loaded; the mapping stays untouched.
-  virtual Status read(const GgufTensor& tensor, std::byte* dst) const = 0;
-  // kIo when the file's size or time of change differs from what open saw: ask once after the last read.
-  virtual Status check_unchanged() const = 0;
-
   virtual std::vector<std::string_view> keys() const = 0;  // of all metadata, in order of name
 
   // Metadata. Missing keys and wrong types are errors that name the key; integers of any width are accepted where they

@@ -27,7 +27,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   uint8_t sum = 0;
   for (const auto& tensor : (*file)->tensors()) {
     if ((*file)->find_tensor(tensor.name) != &tensor) std::abort();
-    for (int64_t i = 0; i < tensor.bytes; ++i) sum ^= static_cast<uint8_t>(tensor.data[i]);
+    std::vector<std::byte> data(tensor.bytes);
+    if (!(*file)->read_rows(tensor, 0, tensor.rows(), data.data()).ok()) std::abort();
+    for (const std::byte b : data) sum ^= static_cast<uint8_t>(b);
   }
   volatile uint8_t sink = sum;
   (void)sink;

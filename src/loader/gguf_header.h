@@ -58,11 +58,15 @@ struct GgufEntry {
   const std::byte* value = nullptr;  // first element; strings keep their length prefix
 };
 
+struct GgufTensor : CheckpointTensor {
+  int64_t offset = 0;  // of the first byte, from the start of the file
+};
+
 struct GgufHeader {
   uint32_t version = 0;
   int64_t alignment = 32;
   std::vector<GgufEntry> entries;   // sorted by key
-  std::vector<GgufTensor> tensors;  // in file order; data is null, offset is set
+  std::vector<GgufTensor> tensors;  // in file order
 };
 
 // `name` is the file's name for messages.

@@ -103,18 +103,25 @@ TEST_P(GgufVersions, ReadsBackWhatWasWritten) {
   EXPECT_EQ(*file.get_ints("i32s"), (std::vector<int64_t>{1, -2}));
   EXPECT_EQ(*file.get_floats("f32s"), (std::vector<float>{1.5f, -2.5f}));
   EXPECT_EQ(file.tensors().size(), 2u);
-  const GgufTensor* vector = file.find_tensor("vector");
+  const CheckpointTensor* vector = file.find_tensor("vector");
   ASSERT_NE(vector, nullptr);
   EXPECT_EQ(vector->shape, kVector);
-  EXPECT_EQ(std::memcmp(vector->data, ramp(5).data(), 20), 0);
-  const GgufTensor* matrix = file.find_tensor("matrix");
+  std::vector<float> values(5);
+  ASSERT_TRUE(file.read_rows(*vector, 0, 1, reinterpret_cast<std::byte*>(values.data())).ok());
+  EXPECT_EQ(values, ramp(5));
+  const CheckpointTensor* matrix = file.find_tensor("matrix");
   ASSERT_NE(matrix, nullptr);
   EXPECT_EQ(matrix->shape, kMatrix);
   EXPECT_EQ(matrix->bytes, 3 * 2 * 34);
-  EXPECT_EQ(matrix->offset % alignment, 0);
-  Bytes copy(matrix->bytes);
-  ASSERT_TRUE(file.read(*matrix, copy.data()).ok());
-  EXPECT_EQ(std::memcmp(copy.data(), matrix->data, copy.size()), 0);
+  Bytes whole(matrix->bytes);
+  ASSERT_TRUE(file.read_rows(*matrix, 0, matrix->rows(), whole.data()).ok());
+  Bytes row(matrix->bytes / matrix->rows());
+  ASSERT_TRUE(file.read_rows(*matrix, 1, 1, row.data()).ok());
+  EXPECT_EQ(std::memcmp(row.data(), whole.data() + row.size(), row.size()), 0);
+  std::vector<float> floats(matrix->cols());
+  ASSERT_TRUE(file.read_floats(*matrix, 1, 1, row.data(), floats.data()).ok());
+  for (int64_t i = 0; i < matrix->cols(); ++i)
+    EXPECT_NEAR(floats[i], ramp(3 * 64)[64 + i], 0.13);  // half a step of the block's scale
   EXPECT_TRUE(file.check_unchanged().ok());
   EXPECT_EQ(file.find_tensor("absent"), nullptr);
 }
@@ -253,9 +260,9 @@ TEST(Gguf, FlippedBytesNeverEscapeTheFile) {
       bytes[at] = static_cast<std::byte>(value);
       const auto file = parse(bytes);
       if (!file.ok()) continue;
-      for (const GgufTensor& tensor : (*file)->tensors()) {
-        ASSERT_GE(tensor.data, bytes.data());
-        ASSERT_LE(tensor.data + tensor.bytes, bytes.data() + bytes.size());
+      for (const CheckpointTensor& tensor : (*file)->tensors()) {  // under sanitizers a read outside is seen
+        Bytes copy(tensor.bytes);
+        ASSERT_TRUE((*file)->read_rows(tensor, 0, tensor.rows(), copy.data()).ok());
       }
     }
   }
@@ -274,9 +281,9 @@ TEST(Gguf, FileCutOrChangedAfterOpenIsAnErrorNotASignal) {
   const TempFile temp(small_model().bytes());
   const auto file = *GgufFile::open(temp.path());
   ASSERT_EQ(::truncate(temp.path().c_str(), 64), 0);
-  const GgufTensor& tensor = file->tensors()[0];
+  const CheckpointTensor& tensor = file->tensors()[0];
   Bytes copy(tensor.bytes);
-  const Status status = file->read(tensor, copy.data());
+  const Status status = file->read_rows(tensor, 0, tensor.rows(), copy.data());
   ASSERT_FALSE(status.ok());
   EXPECT_EQ(status.error().kind, ErrorKind::kIo);
   EXPECT_NE(status.error().message.find("'matrix'"), std::string::npos);
@@ -290,7 +297,7 @@ TEST(Gguf, FileReplacedAfterOpenKeepsTheOldOne) {
   const auto file = *GgufFile::open(temp.path());
   ASSERT_EQ(::rename(other.path().c_str(), temp.path().c_str()), 0);
   Bytes copy(file->tensors()[0].bytes);
-  EXPECT_TRUE(file->read(file->tensors()[0], copy.data()).ok());
+  EXPECT_TRUE(file->read_rows(file->tensors()[0], 0, file->tensors()[0].rows(), copy.data()).ok());
   EXPECT_TRUE(file->check_unchanged().ok());
 }
 

@@ -4,9 +4,10 @@
 #include <cstring>
 
 #include "base/check.h"
-#include "model/registry.h"
+#include "model/blocks/mla_attention.h"
 #include "ops/attention/paged_attention.h"
 #include "ops/gemm/linear.h"
+#include "ops/moe/grouped_linear.h"
 #include "ops/norm/rms_norm.h"
 
 namespace vayu::model {
@@ -32,6 +33,7 @@ ops::KvLayer kv_shape(const ModelConfig& config, ops::KvFormat format, int32_t p
   kv.format = format;
   kv.num_kv_heads = config.num_kv_heads;
   kv.head_dim = config.head_dim;
+  kv.latent_dim = config.mla.latent_dim;
   kv.page_size = page_size;
   return kv;
 }
@@ -46,6 +48,7 @@ class Carver {
     return p;
   }
   float* floats(int64_t rows, int64_t cols) { return static_cast<float*>(take(rows * cols * sizeof(float))); }
+  int32_t* integers(int64_t n) { return static_cast<int32_t*>(take(n * sizeof(int32_t))); }
   int64_t used() const { return used_; }
 
  private:
@@ -53,20 +56,58 @@ class Carver {
   int64_t used_ = 0;
 };
 
+int64_t scratch_bytes(const ModelConfig& config, const ModelLoadOptions& options) {
+  const int64_t tokens = options.max_step_tokens;
+  const ops::KvLayer kv = kv_shape(config, options.kv_format, options.page_size);
+  const int64_t max_cols =
+      std::max<int64_t>({config.hidden, config.attention_width(), config.ffn, config.moe.shared_ffn});
+  const int64_t attention = config.has_mla() ? mla_scratch_bytes(options.ops, config, kv, tokens, options.max_context)
+                                             : ops::paged_attention_scratch_bytes(options.ops, config.num_q_heads, kv,
+                                                                                  tokens, options.max_context);
+  int64_t bytes = std::max(ops::linear_scratch_bytes(options.ops, tokens, max_cols), attention);
+  if (config.has_moe()) {
+    const ops::RouterShape& router = config.moe.router;
+    const int64_t cols = std::max(config.hidden, config.moe.expert_ffn);
+    bytes = std::max({bytes, ops::route_scratch_bytes(options.ops, router, tokens),
+                      ops::grouped_linear_scratch_bytes(options.ops, tokens * router.top_k, cols, router.num_experts)});
+  }
+  return bytes;
+}
+
+void carve_absorbed(Carver& carver, const ModelConfig& config, int64_t tokens, Activations& act) {
+  act.latent_q = carver.floats(tokens, int64_t{config.num_q_heads} * config.head_dim);
+  act.latent_out = carver.floats(tokens, int64_t{config.num_q_heads} * config.mla.latent_dim);
+  act.head_indptr = carver.integers(config.num_q_heads + 1);
+  act.head_rows = carver.integers(config.num_q_heads * tokens);
+  act.head_queries = carver.integers(config.num_q_heads * tokens);
+}
+
+void carve_moe(Carver& carver, const ModelConfig& config, int64_t tokens, Activations& act) {
+  const int64_t pairs = tokens * config.moe.router.top_k;
+  act.expert_ids = carver.integers(pairs);
+  act.expert_weights = carver.floats(pairs, 1);
+  act.expert_indptr = carver.integers(config.moe.router.num_experts + 1);
+  act.expert_rows = carver.integers(pairs);
+  act.expert_tokens = carver.integers(pairs);
+  act.expert_gate_up = carver.floats(pairs, int64_t{2} * config.moe.expert_ffn);
+  act.expert_mlp = carver.floats(pairs, config.moe.expert_ffn);
+  act.expert_out = carver.floats(pairs, config.hidden);
+}
+
 Activations carve(Carver& carver, const ModelConfig& config, const ModelLoadOptions& options) {
   const int64_t tokens = options.max_step_tokens;
-  const int64_t max_cols = std::max<int64_t>({config.hidden, config.q_width(), config.ffn});
+  const int64_t mlp_width = std::max(config.ffn, config.moe.shared_ffn);
   Activations act;
   act.residual = carver.floats(tokens, config.hidden);
   act.normed = carver.floats(tokens, config.hidden);
   act.qkv = carver.floats(tokens, config.qkv_width());
-  act.attention = carver.floats(tokens, config.q_width());
-  act.gate_up = carver.floats(tokens, int64_t{2} * config.ffn);
-  act.mlp = carver.floats(tokens, config.ffn);
+  act.attention = carver.floats(tokens, config.attention_width());
+  act.gate_up = carver.floats(tokens, 2 * mlp_width);
+  act.mlp = carver.floats(tokens, mlp_width);
   act.logit_rows = carver.floats(options.max_logits, config.hidden);
-  act.scratch = carver.take(std::max(ops::linear_scratch_bytes(options.ops, tokens, max_cols),
-                                     ops::paged_attention_scratch_bytes(options.ops, config.num_q_heads,
-                                                                        config.head_dim, tokens, options.max_context)));
+  act.scratch = carver.take(scratch_bytes(config, options));
+  if (config.has_mla() && config.mla.form == MlaForm::kAbsorbed) carve_absorbed(carver, config, tokens, act);
+  if (config.has_moe()) carve_moe(carver, config, tokens, act);
   return act;
 }
 
@@ -80,17 +121,18 @@ int64_t Model::kv_bytes_per_page() const {
   return model::kv_bytes_per_page(recipe_.config, options_.kv_format, options_.page_size);
 }
 
-Result<std::unique_ptr<Model>> Model::load(const loader::GgufFile& file, const ModelLoadOptions& options) {
-  VAYU_ASSIGN_OR_RETURN(Recipe recipe, recipe_of(file));
+Result<std::unique_ptr<Model>> Model::load(Recipe recipe, const loader::Checkpoint& checkpoint,
+                                           const ModelLoadOptions& options) {
   std::unique_ptr<Model> model(new Model(std::move(recipe), options));
   const ModelConfig& config = model->config();
   if (model->options_.max_context == 0) model->options_.max_context = config.max_context;
   VAYU_RETURN_IF_ERROR(check_options(model->options_, config));
   VAYU_RETURN_IF_ERROR(model->plan_workspace());
   VAYU_RETURN_IF_ERROR(model->reserve_kv());
-  VAYU_ASSIGN_OR_RETURN(model->weights_, load_weights(file, model->recipe_, options.ops, options.progress));
+  const WeightOptions weights{options.ops, options.weight_format, options.progress};
+  VAYU_ASSIGN_OR_RETURN(model->weights_, load_weights(checkpoint, model->recipe_, weights));
   auto rope = rope_frequencies(config.rope, model->weights_.rope_factors);
-  if (!rope.ok()) return make_error(rope.error().kind, "{}: {}", file.path(), rope.error().message);
+  if (!rope.ok()) return make_error(rope.error().kind, "{}: {}", checkpoint.path(), rope.error().message);
   model->rope_ = std::move(*rope);
   model->memory_ = {model->weights_.bytes(), model->kv_.bytes(), model->workspace_.bytes()};
   return model;
@@ -139,14 +181,15 @@ void Model::check_batch(const Batch& batch) const {
   for (const int32_t row : batch.logit_rows) VAYU_CHECK(row >= 0 && row < num_tokens, "logit row {}", row);
 }
 
-void Model::forward(const Batch& batch, float* logits) {
+void Model::forward(const Batch& batch, float* logits, const RouterObserver* observer) {
   check_batch(batch);
   if (batch.num_tokens() == 0) return;
   const ModelConfig& config = recipe_.config;
-  const Step step{options_.ops, config, batch, act_, rope_};
+  Step step{options_.ops, config, batch, act_, rope_, 0, observer};
   ops::gather_rows(step.ops, *weights_.embedding, batch.token_ids.data(), act_.residual, batch.num_tokens());
   for (int32_t layer = 0; layer < config.num_layers; ++layer) {
     const ops::KvLayer kv = kv_layer(layer);
+    step.layer = layer;
     recipe_.layers[layer].attention(step, weights_.layers[layer], kv);
     recipe_.layers[layer].mlp(step, weights_.layers[layer], kv);
   }

@@ -3,10 +3,11 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 
 #include "base/result.h"
 #include "core/batch.h"
-#include "loader/gguf.h"
+#include "loader/checkpoint.h"
 #include "model/memory.h"
 #include "model/recipe.h"
 
@@ -15,13 +16,14 @@ namespace vayu::model {
 struct ModelLoadOptions {
   ops::OpContext ops;
   ops::KvFormat kv_format = ops::KvFormat::kF16;
-  int32_t page_size = 16;         // tokens
-  int32_t num_pages = 0;          // KV pages, each holding page_size tokens of all layers
-  int32_t max_step_tokens = 512;  // most tokens of one batch
-  int32_t max_rows = 64;          // most rows of one batch
-  int32_t max_logits = 64;        // most logit rows of one batch
-  int32_t max_context = 0;        // longest sequence in tokens; 0: what the model allows
-  LoadProgress progress;          // may be empty
+  int32_t page_size = 16;                   // tokens
+  int32_t num_pages = 0;                    // KV pages, each holding page_size tokens of all layers
+  int32_t max_step_tokens = 512;            // most tokens of one batch
+  int32_t max_rows = 64;                    // most rows of one batch
+  int32_t max_logits = 64;                  // most logit rows of one batch
+  int32_t max_context = 0;                  // longest sequence in tokens; 0: what the model allows
+  std::optional<DataFormat> weight_format;  // see WeightOptions
+  LoadProgress progress;                    // may be empty
 };
 
 struct ModelMemory {
@@ -35,8 +37,9 @@ int64_t kv_bytes_per_page(const ModelConfig& config, ops::KvFormat format, int32
 
 class Model {
  public:
-  // The file is not needed afterwards. Errors: those of recipe_of and load_weights; kInvalidArgument naming the option.
-  static Result<std::unique_ptr<Model>> load(const loader::GgufFile& file, const ModelLoadOptions& options);
+  // The checkpoint is not needed afterwards. Errors: those of load_weights; kInvalidArgument naming the option.
+  static Result<std::unique_ptr<Model>> load(Recipe recipe, const loader::Checkpoint& checkpoint,
+                                             const ModelLoadOptions& options);
 
   const ModelConfig& config() const { return recipe_.config; }
   const ModelLoadOptions& options() const { return options_; }  // max_context resolved
@@ -46,7 +49,8 @@ class Model {
   // Runs one step and writes the logits of batch.logit_rows. logits: (num_logits, vocab_size), 64-byte aligned for
   // speed. One caller at a time. Allocates nothing. The batch must respect the limits of the options: token ids below
   // vocab_size, positions below max_context, pages below num_pages.
-  void forward(const Batch& batch, float* logits);
+  // observer, when given, sees the router's choices of each MoE layer.
+  void forward(const Batch& batch, float* logits, const RouterObserver* observer = nullptr);
 
  private:
   Model(Recipe recipe, ModelLoadOptions options) : recipe_(std::move(recipe)), options_(std::move(options)) {}

@@ -7,6 +7,7 @@
 
 #include "model/model.h"
 #include "model/testing/batch_builder.h"
+#include "model/testing/load_gguf.h"
 #include "model/testing/tiny_llama.h"
 #include "ops/cpu/thread_pool.h"
 
@@ -40,7 +41,7 @@ TEST(ModelStep, AllocatesNothing) {
   ModelLoadOptions options;
   options.ops = {ops::Backend::kCpu, &pool};
   options.num_pages = 8;
-  auto model = std::move(*Model::load(*file, options));
+  auto model = std::move(*testing::load_gguf(*file, options));
   testing::TestSequence a{std::vector<TokenId>(40, 3), {0, 1, 2}};
   testing::TestSequence b{std::vector<TokenId>(40, 5), {3, 4, 5}};
   Batch prefill, mixed;

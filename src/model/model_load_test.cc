@@ -7,6 +7,7 @@
 
 #include "model/model.h"
 #include "model/registry.h"
+#include "model/testing/load_gguf.h"
 #include "model/testing/tiny_llama.h"
 
 namespace vayu::model {
@@ -24,7 +25,7 @@ ModelLoadOptions reference_options() {
 Result<std::unique_ptr<Model>> load(const std::vector<std::byte>& bytes, const ModelLoadOptions& options) {
   const auto file = loader::GgufFile::parse(bytes, "tiny.gguf");
   EXPECT_TRUE(file.ok());
-  return Model::load(**file, options);
+  return testing::load_gguf(**file, options);
 }
 
 void expect_error(TinyLlama spec, ErrorKind kind, std::initializer_list<std::string_view> words) {
@@ -156,9 +157,9 @@ TEST(ModelLoad, FileCutBetweenOpenAndLoadIsAnError) {
   ASSERT_EQ(::write(fd, bytes.data(), bytes.size()), static_cast<ssize_t>(bytes.size()));
   const auto file = loader::GgufFile::open(path);
   ASSERT_TRUE(file.ok());
-  EXPECT_TRUE(Model::load(**file, reference_options()).ok());
+  EXPECT_TRUE(testing::load_gguf(**file, reference_options()).ok());
   ASSERT_EQ(::ftruncate(fd, static_cast<off_t>(bytes.size() / 2)), 0);
-  const auto model = Model::load(**file, reference_options());
+  const auto model = testing::load_gguf(**file, reference_options());
   ASSERT_FALSE(model.ok());
   EXPECT_EQ(model.error().kind, ErrorKind::kIo);
   ::close(fd);
@@ -177,7 +178,7 @@ TEST(ModelLoad, DamagedHeadersNeverCrash) {
     auto bytes = good;
     bytes[at] ^= static_cast<std::byte>(1 << (at % 8));
     const auto file = loader::GgufFile::parse(bytes, "damaged.gguf");
-    if (file.ok() && Model::load(**file, reference_options()).ok()) ++loaded;
+    if (file.ok() && testing::load_gguf(**file, reference_options()).ok()) ++loaded;
   }
   EXPECT_LT(loaded, 120);  // a few bytes carry no structure: the name, low bits of the base and of the epsilon
 }

@@ -1,13 +1,16 @@
 // From a checkpoint to its recipe: which architectures this build knows.
 #pragma once
 
-#include "loader/gguf.h"
+#include "loader/model_source.h"
 #include "model/recipe.h"
 
 namespace vayu::model {
 
-// Reads general.architecture and the keys that architecture defines. Errors name the file and the key: kUnsupported for
-// architectures and features this build does not know, kCorrupt for values that contradict each other.
+// A GGUF file goes by general.architecture, a folder by config.json's architectures, else its model_type. Errors name
+// the file and the field: kUnsupported for architectures and features this build does not know, kCorrupt for values
+// that contradict each other.
+Result<Recipe> recipe_of(const loader::ModelSource& source);
 Result<Recipe> recipe_of(const loader::GgufFile& file);
+Result<Recipe> recipe_of(const loader::JsonConfig& json);
 
 }  // namespace vayu::model

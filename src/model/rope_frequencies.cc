@@ -18,8 +18,14 @@ double yarn_correction_dim(const RopeConfig& rope, double turns) {
 
 // Share of extrapolation (the unscaled frequency) for pair i: 1 for fast pairs, 0 for slow ones, a ramp between.
 double yarn_extrapolation(const RopeConfig& rope, int32_t i) {
-  const double low = std::max(std::floor(yarn_correction_dim(rope, rope.beta_fast)), 0.0);
-  double high = std::min(std::ceil(yarn_correction_dim(rope, rope.beta_slow)), rope.rotary_dim - 1.0);
+  double low = yarn_correction_dim(rope, rope.beta_fast);
+  double high = yarn_correction_dim(rope, rope.beta_slow);
+  if (rope.truncate) {
+    low = std::floor(low);
+    high = std::ceil(high);
+  }
+  low = std::max(low, 0.0);
+  high = std::min(high, rope.rotary_dim - 1.0);
   if (low == high) high += 0.001;  // a ramp of no width would divide by zero
   return (1.0 - std::clamp((i - low) / (high - low), 0.0, 1.0)) * rope.ext_factor;
 }
@@ -48,11 +54,21 @@ double scaled_frequency(const RopeConfig& rope, int32_t i, double freq) {
   return freq;
 }
 
+double yarn_attention_factor(const RopeConfig& rope) {
+  if (rope.temperature != 0) return rope.temperature;
+  if (rope.mscale != 0 && rope.mscale_all_dim != 0) {
+    return yarn_mscale(rope.factor, rope.mscale) / yarn_mscale(rope.factor, rope.mscale_all_dim);
+  }
+  return rope.ext_factor != 0 ? yarn_mscale(rope.factor, 1) : 1;
+}
+
 Error bad(std::string_view what, double value) {
   return make_error(ErrorKind::kCorrupt, "RoPE: {} {} is not usable", what, value);
 }
 
 }  // namespace
+
+double yarn_mscale(double factor, double mscale) { return factor > 1 ? 0.1 * mscale * std::log(factor) + 1 : 1; }
 
 Status check_rope(const RopeConfig& rope) {
   if (!(rope.base > 1) || !std::isfinite(rope.base)) return bad("base", rope.base);
@@ -72,6 +88,9 @@ Status check_rope(const RopeConfig& rope) {
   if (!(rope.ext_factor >= 0) || !(rope.ext_factor <= 1)) return bad("yarn extrapolation factor", rope.ext_factor);
   if (!(rope.attn_factor > 0) || !std::isfinite(rope.attn_factor))
     return bad("yarn attention factor", rope.attn_factor);
+  for (const double v : {rope.mscale, rope.mscale_all_dim, rope.temperature}) {
+    if (!(v >= 0) || !(v <= 1e6)) return bad("yarn mscale or attention_factor", v);
+  }
   if (!(rope.beta_slow > 0)) return bad("yarn beta_slow", rope.beta_slow);
   if (!(rope.beta_fast > rope.beta_slow) || !std::isfinite(rope.beta_fast))
     return bad("yarn beta_fast", rope.beta_fast);
@@ -95,8 +114,7 @@ Result<RopeFrequencies> rope_frequencies(const RopeConfig& rope, std::span<const
     out.inv_freq[i] = static_cast<float>(scaled_frequency(rope, i, freq));
   }
   if (rope.scaling == RopeScaling::kYarn) {
-    const double temperature = rope.ext_factor != 0 ? 0.1 * std::log(rope.factor) + 1 : 1;
-    out.attention_factor = static_cast<float>(rope.attn_factor * temperature);
+    out.attention_factor = static_cast<float>(rope.attn_factor * yarn_attention_factor(rope));
   }
   return out;
 }

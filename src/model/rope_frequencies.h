@@ -14,6 +14,9 @@ struct RopeFrequencies {
   float attention_factor = 1.0f;  // on cos and sin
 };
 
+// YaRN's temperature: 0.1 mscale ln(factor) + 1; 1 without scaling.
+double yarn_mscale(double factor, double mscale);
+
 // kCorrupt, naming the number, when a value cannot be computed with. rope_frequencies asks it too.
 Status check_rope(const RopeConfig& rope);
 

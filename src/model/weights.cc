@@ -1,218 +1,278 @@
 #include "model/weights.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
+#include <mutex>
 #include <string>
 
 #include "model/memory.h"
 #include "model/recipe.h"
+#include "model/weight_plan.h"
+#include "ops/cpu/thread_pool.h"
 
 namespace vayu::model {
 namespace {
 
-using loader::GgufFile;
-using loader::GgufTensor;
+using loader::Checkpoint;
+using loader::CheckpointTensor;
 
-constexpr int32_t kNoLayer = -1;
+constexpr int64_t kChunkFloats = 1 << 20;  // elements a thread holds at a time, as stored, as floats and converted
 
-// One slot of one layer, and the tensors that are stacked into it.
-struct Fill {
-  Slot slot;
-  int32_t layer;
-  std::vector<const GgufTensor*> parts;
-
-  int64_t bytes() const {
-    int64_t sum = 0;
-    for (const GgufTensor* part : parts) sum += part->bytes;
-    return sum;
-  }
-};
-
-bool is_per_layer(Slot slot) { return slot >= Slot::kAttentionNorm; }
-
-int64_t size_of(Dim dim, const ModelConfig& config) {
-  switch (dim) {
-    case Dim::kHidden:
-      return config.hidden;
-    case Dim::kQuery:
-      return config.q_width();
-    case Dim::kKeyValue:
-      return config.kv_width();
-    case Dim::kFfn:
-      return config.ffn;
-    case Dim::kVocab:
-      return config.vocab_size;
-    case Dim::kRotaryHalf:
-      return config.rope.rotary_dim / 2;
-  }
-  return 0;
-}
-
-std::string tensor_name(const TensorRow& row, int32_t layer) {
-  std::string name(row.name);
-  const size_t at = name.find("{}");
-  if (at != std::string::npos) name.replace(at, 2, std::to_string(layer));
-  return name;
-}
-
-// Null for an optional tensor that is not there.
-Result<const GgufTensor*> find_checked(const GgufFile& file, const ModelConfig& config, const TensorRow& row,
-                                       int32_t layer) {
-  const std::string name = tensor_name(row, layer);
-  const GgufTensor* tensor = file.find_tensor(name);
-  if (!tensor) {
-    if (row.optional) return tensor;
-    return make_error(ErrorKind::kCorrupt, "{}: tensor '{}' is missing", file.path(), name);
-  }
-  std::vector<int64_t> expected;
-  for (const Dim dim : row.shape) expected.push_back(size_of(dim, config));
-  if (tensor->shape != expected) {
-    return make_error(ErrorKind::kCorrupt, "{}: tensor '{}' has shape ({}), expected ({})", file.path(), name,
-                      fmt::join(tensor->shape, ", "), fmt::join(expected, ", "));
-  }
-  return tensor;
-}
-
-// Every slot with its tensors: global slots first, then layer by layer. Reads no tensor data.
-Result<std::vector<Fill>> plan_fills(const GgufFile& file, const Recipe& recipe) {
-  std::vector<Fill> fills;
-  for (int32_t layer = kNoLayer; layer < recipe.config.num_layers; ++layer) {
-    for (const TensorRow& row : recipe.tensors) {
-      if (is_per_layer(row.slot) != (layer != kNoLayer)) continue;
-      VAYU_ASSIGN_OR_RETURN(const GgufTensor* tensor, find_checked(file, recipe.config, row, layer));
-      if (!tensor) continue;
-      if (fills.empty() || fills.back().slot != row.slot || fills.back().layer != layer) {
-        fills.push_back({row.slot, layer, {}});
-      }
-      fills.back().parts.push_back(tensor);
-    }
-  }
-  return fills;
-}
-
-Status check_nothing_is_left(const GgufFile& file, const Recipe& recipe, const std::vector<Fill>& fills) {
-  std::vector<const GgufTensor*> used;
-  for (const Fill& fill : fills) used.insert(used.end(), fill.parts.begin(), fill.parts.end());
-  std::sort(used.begin(), used.end());
-  VAYU_CHECK(std::adjacent_find(used.begin(), used.end()) == used.end(), "a table names one tensor twice");
-  for (const GgufTensor& tensor : file.tensors()) {
-    if (std::binary_search(used.begin(), used.end(), &tensor)) continue;
-    return make_error(ErrorKind::kUnsupported,
-                      "{}: tensor '{}' is not part of architecture {} ({} tensors known, {} in "
-                      "the file)",
-                      file.path(), loader::printable(tensor.name), recipe.config.architecture, used.size(),
-                      file.tensors().size());
-  }
-  return {};
-}
-
-std::unique_ptr<ops::Matrix>* matrix_slot(ModelWeights& weights, const Fill& fill) {
+std::unique_ptr<ops::Matrix>& matrix_of(ModelWeights& weights, const Fill& fill) {
+  if (fill.slot == Slot::kEmbedding) return weights.embedding;
+  if (fill.slot == Slot::kHead) return weights.head;
+  LayerWeights& layer = weights.layers[fill.layer];
   switch (fill.slot) {
-    case Slot::kEmbedding:
-      return &weights.embedding;
-    case Slot::kHead:
-      return &weights.head;
     case Slot::kQkv:
-      return &weights.layers[fill.layer].qkv;
+      return layer.qkv;
+    case Slot::kLatentKv:
+      return fill.latent == LatentPart::kToK ? layer.latent_to_k : layer.latent_to_v;
     case Slot::kAttentionOutput:
-      return &weights.layers[fill.layer].attention_output;
+      return layer.attention_output;
     case Slot::kGateUp:
-      return &weights.layers[fill.layer].gate_up;
+      return layer.gate_up;
     case Slot::kDown:
-      return &weights.layers[fill.layer].down;
+      return layer.down;
+    case Slot::kExpertGateUp:
+      return layer.expert_gate_up;
+    case Slot::kExpertDown:
+      return layer.expert_down;
     default:
-      return nullptr;
+      break;
   }
+  VAYU_CHECK(false, "slot {} is no matrix", static_cast<int>(fill.slot));
 }
 
-std::vector<float>& vector_slot(ModelWeights& weights, const Fill& fill) {
+std::vector<float>& vector_of(ModelWeights& weights, const Fill& fill) {
+  if (fill.slot == Slot::kOutputNorm) return weights.output_norm;
+  if (fill.slot == Slot::kRopeFactors) return weights.rope_factors;
+  LayerWeights& layer = weights.layers[fill.layer];
   switch (fill.slot) {
-    case Slot::kOutputNorm:
-      return weights.output_norm;
-    case Slot::kRopeFactors:
-      return weights.rope_factors;
     case Slot::kAttentionNorm:
-      return weights.layers[fill.layer].attention_norm;
+      return layer.attention_norm;
+    case Slot::kQNorm:
+      return layer.q_norm;
+    case Slot::kKNorm:
+      return layer.k_norm;
+    case Slot::kLatentNorm:
+      return layer.latent_norm;
     case Slot::kMlpNorm:
-      return weights.layers[fill.layer].mlp_norm;
+      return layer.mlp_norm;
+    case Slot::kRouter:
+      return layer.router;
+    case Slot::kRouterBias:
+      return layer.router_bias;
     default:
       break;
   }
   VAYU_CHECK(false, "slot {} is no vector", static_cast<int>(fill.slot));
 }
 
-Status fill_vector(const GgufFile& file, const Fill& fill, const std::byte* data, std::vector<float>& out) {
-  const GgufTensor& tensor = *fill.parts.front();
-  VAYU_CHECK(fill.parts.size() == 1, "vectors are not stacked");
-  out.resize(tensor.shape.front());
-  dequantize_row(tensor.format, data, out.data(), tensor.shape.front());
-  for (const float v : out) {
-    if (!std::isfinite(v)) {
-      return make_error(ErrorKind::kCorrupt, "{}: tensor '{}' holds a value that is not finite", file.path(),
+// A part keeps the form it is stored in unless that is FP8, whose scales the CPU's matrices do not hold.
+DataFormat stored_format(const Checkpoint& checkpoint, const CheckpointTensor& tensor) {
+  const bool fp8 = tensor.format == DataFormat::kF8E4M3 || tensor.format == DataFormat::kF8E5M2;
+  return fp8 || checkpoint.has_scales(tensor) ? DataFormat::kBF16 : tensor.format;
+}
+
+DataFormat target_format(const Checkpoint& checkpoint, Slot slot, const TensorRows& part,
+                         std::optional<DataFormat> wanted) {
+  DataFormat format = wanted.value_or(stored_format(checkpoint, *part.tensor));
+  const bool outer = slot == Slot::kEmbedding || slot == Slot::kHead;
+  const FormatInfo& info = format_info(format);
+  if (wanted && outer && info.block_size > 1) format = DataFormat::kQ8_0;
+  if (part.out_cols() % format_info(format).block_size != 0) format = DataFormat::kBF16;
+  return format;
+}
+
+// Rows of one part that one thread moves at a time.
+struct Chunk {
+  const TensorRows* part;
+  ops::Matrix* matrix;
+  size_t part_index;
+  DataFormat format;
+  int64_t first_row;  // of the output
+  int64_t rows;
+};
+
+// What one thread holds while it moves a chunk.
+struct Staging {
+  std::vector<std::byte> stored;
+  std::vector<float> floats;
+  std::vector<float> turned;
+  std::vector<std::byte> converted;
+
+  template <class T>
+  static T* room(std::vector<T>& v, int64_t n) {
+    if (static_cast<int64_t>(v.size()) < n) v.resize(n);
+    return v.data();
+  }
+};
+
+class WeightLoader {
+ public:
+  WeightLoader(const Checkpoint& checkpoint, const Recipe& recipe, const WeightOptions& options)
+      : checkpoint_(checkpoint), recipe_(recipe), options_(options) {}
+
+  Result<ModelWeights> load() {
+    VAYU_ASSIGN_OR_RETURN(fills_, plan_weights(checkpoint_, recipe_));
+    for (const CheckpointTensor& tensor : checkpoint_.tensors()) total_ += tensor.bytes;
+    weights_.layers.resize(recipe_.config.num_layers);
+    for (const Fill& fill : fills_) {
+      VAYU_RETURN_IF_ERROR(is_vector(fill.slot) ? fill_vector(fill) : reserve(fill));
+    }
+    VAYU_RETURN_IF_ERROR(move_chunks());
+    VAYU_RETURN_IF_ERROR(checkpoint_.check_unchanged());
+    return std::move(weights_);
+  }
+
+ private:
+  Status fill_vector(const Fill& fill) {
+    const CheckpointTensor& tensor = *fill.parts.front().tensor;
+    VAYU_CHECK(fill.parts.size() == 1, "vectors are not stacked");
+    std::vector<float>& out = vector_of(weights_, fill);
+    out.resize(tensor.rows() * tensor.cols());
+    std::byte* staging = Staging::room(vector_staging_, tensor.bytes);
+    VAYU_RETURN_IF_ERROR(checkpoint_.read_floats(tensor, 0, tensor.rows(), staging, out.data()));
+    for (const float v : out) {
+      if (std::isfinite(v)) continue;
+      return make_error(ErrorKind::kCorrupt, "{}: tensor '{}' holds a value that is not finite", checkpoint_.path(),
                         tensor.name);
     }
+    report(tensor.bytes);
+    return {};
   }
-  return {};
-}
 
-Status fill_matrix(const GgufFile& file, const Fill& fill, const ops::OpContext& ctx, const std::byte* data,
-                   std::unique_ptr<ops::Matrix>& out) {
-  std::vector<ops::MatrixView> views;
-  for (const GgufTensor* part : fill.parts) {
-    views.push_back({data, part->format, part->shape[0], part->shape[1], part->name});
-    data += part->bytes;
+  // The matrix at its final size, and its parts cut in chunks.
+  Status reserve(const Fill& fill) {
+    std::vector<ops::PartShape> shapes;
+    for (const TensorRows& part : fill.parts) {
+      const DataFormat format = target_format(checkpoint_, fill.slot, part, options_.format);
+      shapes.push_back({format, part.out_rows(), part.tensor->name});
+    }
+    auto matrix = ops::reserve_matrix(options_.ops, fill.parts.front().out_cols(), shapes);
+    if (!matrix.ok()) {
+      return Error{matrix.error().kind, fmt::format("{}: {}", checkpoint_.path(), matrix.error().message), {}};
+    }
+    for (size_t i = 0; i < fill.parts.size(); ++i) {
+      const TensorRows& part = fill.parts[i];
+      const int64_t whole = part.out_rows();
+      const int64_t fitting = kChunkFloats / std::max<int64_t>(1, part.out_cols()) / ops::kFillRows * ops::kFillRows;
+      const int64_t step = part.transposed ? whole : std::max(fitting, ops::kFillRows);
+      for (int64_t row = 0; row < whole; row += step) {
+        chunks_.push_back({&part, matrix->get(), i, shapes[i].format, row, std::min(step, whole - row)});
+      }
+    }
+    matrix_of(weights_, fill) = std::move(*matrix);
+    return {};
   }
-  auto packed = ops::pack_matrix(ctx, views);
-  if (!packed.ok()) {
-    return Error{packed.error().kind, fmt::format("{}: {}", file.path(), packed.error().message), {}};
-  }
-  out = std::move(*packed);
-  return {};
-}
 
-Status fill_slot(const GgufFile& file, const Fill& fill, const ops::OpContext& ctx, std::byte* staging,
-                 ModelWeights& weights) {
-  int64_t offset = 0;
-  for (const GgufTensor* part : fill.parts) {
-    VAYU_RETURN_IF_ERROR(file.read(*part, staging + offset));
-    offset += part->bytes;
+  Status move_chunks() {
+    const auto num_chunks = static_cast<int64_t>(chunks_.size());
+    if (!options_.ops.pool) {
+      Staging staging;
+      for (const Chunk& chunk : chunks_) VAYU_RETURN_IF_ERROR(move(chunk, staging));
+      return {};
+    }
+    std::vector<Staging> staging(options_.ops.pool->num_threads());
+    std::atomic<bool> failed = false;
+    Status first_failure;
+    options_.ops.pool->parallel_for(num_chunks, 1, [&](int64_t begin, int64_t end, int thread) {
+      for (int64_t i = begin; i < end && !failed.load(std::memory_order_relaxed); ++i) {
+        Status status = move(chunks_[i], staging[thread]);
+        if (status.ok()) continue;
+        const std::lock_guard lock(mutex_);
+        if (!failed.exchange(true)) first_failure = std::move(status);
+      }
+    });
+    return first_failure;
   }
-  if (auto* matrix = matrix_slot(weights, fill)) return fill_matrix(file, fill, ctx, staging, *matrix);
-  return fill_vector(file, fill, staging, vector_slot(weights, fill));
-}
+
+  Status move(const Chunk& chunk, Staging& staging) {
+    const TensorRows& part = *chunk.part;
+    const CheckpointTensor& tensor = *part.tensor;
+    const int64_t first = part.first_row + (part.transposed ? 0 : chunk.first_row);
+    const int64_t rows = part.transposed ? part.rows : chunk.rows;
+    const int64_t stored_bytes = rows * row_bytes(tensor.format, tensor.cols());
+    std::byte* stored = Staging::room(staging.stored, stored_bytes);
+    if (chunk.format == tensor.format && !part.transposed && !checkpoint_.has_scales(tensor)) {
+      VAYU_RETURN_IF_ERROR(checkpoint_.read_rows(tensor, first, rows, stored));
+      chunk.matrix->fill(chunk.part_index, chunk.first_row, rows, stored);
+    } else {
+      float* floats = Staging::room(staging.floats, rows * tensor.cols());
+      VAYU_RETURN_IF_ERROR(checkpoint_.read_floats(tensor, first, rows, stored, floats));
+      if (part.transposed) floats = transpose(floats, rows, tensor.cols(), staging);
+      convert(chunk, floats, staging);
+    }
+    report(stored_bytes);
+    return {};
+  }
+
+  static float* transpose(const float* x, int64_t rows, int64_t cols, Staging& staging) {
+    float* out = Staging::room(staging.turned, rows * cols);
+    for (int64_t r = 0; r < rows; ++r) {
+      for (int64_t c = 0; c < cols; ++c) out[c * rows + r] = x[r * cols + c];
+    }
+    return out;
+  }
+
+  void convert(const Chunk& chunk, const float* floats, Staging& staging) const {
+    if (chunk.format == DataFormat::kF32) {
+      chunk.matrix->fill(chunk.part_index, chunk.first_row, chunk.rows, floats);
+      return;
+    }
+    const int64_t cols = chunk.part->out_cols();
+    const int64_t stride = row_bytes(chunk.format, cols);
+    std::byte* out = Staging::room(staging.converted, chunk.rows * stride);
+    for (int64_t r = 0; r < chunk.rows; ++r) quantize_row(chunk.format, floats + r * cols, out + r * stride, cols);
+    chunk.matrix->fill(chunk.part_index, chunk.first_row, chunk.rows, out);
+  }
+
+  void report(int64_t bytes) {
+    if (!options_.progress) return;
+    const std::lock_guard lock(mutex_);
+    done_ += bytes;
+    options_.progress(done_, total_);
+  }
+
+  const Checkpoint& checkpoint_;
+  const Recipe& recipe_;
+  const WeightOptions& options_;
+  std::vector<Fill> fills_;
+  std::vector<Chunk> chunks_;
+  std::vector<std::byte> vector_staging_;
+  ModelWeights weights_;
+  std::mutex mutex_;
+  int64_t done_ = 0;
+  int64_t total_ = 0;
+};
 
 int64_t bytes_of(const std::vector<float>& v) { return static_cast<int64_t>(v.size() * sizeof(float)); }
 int64_t bytes_of(const std::unique_ptr<ops::Matrix>& m) { return m ? m->bytes() : 0; }
+
+int64_t bytes_of(const LayerWeights& layer) {
+  int64_t sum = 0;
+  for (const auto* v : {&layer.attention_norm, &layer.q_norm, &layer.k_norm, &layer.latent_norm, &layer.mlp_norm,
+                        &layer.router, &layer.router_bias}) {
+    sum += bytes_of(*v);
+  }
+  for (const auto* m : {&layer.qkv, &layer.latent_to_k, &layer.latent_to_v, &layer.attention_output, &layer.gate_up,
+                        &layer.down, &layer.expert_gate_up, &layer.expert_down}) {
+    sum += bytes_of(*m);
+  }
+  return sum;
+}
 
 }  // namespace
 
 int64_t ModelWeights::bytes() const {
   int64_t sum = bytes_of(embedding) + bytes_of(output_norm) + bytes_of(head) + bytes_of(rope_factors);
-  for (const LayerWeights& layer : layers) {
-    sum += bytes_of(layer.attention_norm) + bytes_of(layer.qkv) + bytes_of(layer.attention_output) +
-           bytes_of(layer.mlp_norm) + bytes_of(layer.gate_up) + bytes_of(layer.down);
-  }
+  for (const LayerWeights& layer : layers) sum += bytes_of(layer);
   return sum;
 }
 
-Result<ModelWeights> load_weights(const GgufFile& file, const Recipe& recipe, const ops::OpContext& ctx,
-                                  const LoadProgress& progress) {
-  VAYU_ASSIGN_OR_RETURN(const std::vector<Fill> fills, plan_fills(file, recipe));
-  VAYU_RETURN_IF_ERROR(check_nothing_is_left(file, recipe, fills));
-  int64_t staging_bytes = 0;
-  for (const Fill& fill : fills) staging_bytes = std::max(staging_bytes, fill.bytes());
-  VAYU_ASSIGN_OR_RETURN(const AnonymousMemory staging, AnonymousMemory::create(staging_bytes));
-
-  ModelWeights weights;
-  weights.layers.resize(recipe.config.num_layers);
-  int64_t done = 0;
-  for (const Fill& fill : fills) {
-    VAYU_RETURN_IF_ERROR(fill_slot(file, fill, ctx, staging.data(), weights));
-    done += static_cast<int64_t>(fill.parts.size());
-    if (progress) progress(done, static_cast<int64_t>(file.tensors().size()));
-  }
-  VAYU_RETURN_IF_ERROR(file.check_unchanged());
-  return weights;
+Result<ModelWeights> load_weights(const Checkpoint& checkpoint, const Recipe& recipe, const WeightOptions& options) {
+  return WeightLoader(checkpoint, recipe, options).load();
 }
 
 }  // namespace vayu::model

@@ -1,13 +1,15 @@
-// The weights of a model in the layout of the ops, and how a checkpoint fills them.
+// The weights of a model in the layout of the ops, and how a checkpoint fills them (weights.cc; weight_plan.h decides
+// which tensor goes where).
 #pragma once
 
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "base/result.h"
-#include "loader/gguf.h"
+#include "loader/checkpoint.h"
 #include "model/rope_frequencies.h"
 #include "ops/gemm/matrix.h"
 
@@ -15,13 +17,24 @@ namespace vayu::model {
 
 struct Recipe;
 
+// Empty or null where a layer has no such weight.
 struct LayerWeights {
   std::vector<float> attention_norm;              // (hidden)
   std::unique_ptr<ops::Matrix> qkv;               // (qkv_width, hidden)
-  std::unique_ptr<ops::Matrix> attention_output;  // (hidden, q_width)
+  std::vector<float> q_norm;                      // (head_dim)
+  std::vector<float> k_norm;                      // (head_dim)
+  std::vector<float> latent_norm;                 // MLA: (latent_dim)
+  std::unique_ptr<ops::Matrix> latent_to_k;       // MLA: U_K, or its transpose a head; see MlaForm
+  std::unique_ptr<ops::Matrix> latent_to_v;       // MLA: (num_q_heads * v_dim, latent_dim), a part a head
+  std::unique_ptr<ops::Matrix> attention_output;  // (hidden, attention_width)
   std::vector<float> mlp_norm;                    // (hidden)
-  std::unique_ptr<ops::Matrix> gate_up;           // (2 * ffn, hidden)
+  std::unique_ptr<ops::Matrix> gate_up;           // dense MLP, or the shared expert: (2 * ffn, hidden)
   std::unique_ptr<ops::Matrix> down;              // (hidden, ffn)
+  std::vector<float> router;                      // (num_experts, hidden)
+  std::vector<float> router_bias;                 // (num_experts)
+  std::unique_ptr<ops::Matrix>
+      expert_gate_up;                        // (num_experts * 2 * expert_ffn, hidden): gate over up, expert by expert
+  std::unique_ptr<ops::Matrix> expert_down;  // (num_experts * hidden, expert_ffn)
 };
 
 struct ModelWeights {
@@ -35,13 +48,22 @@ struct ModelWeights {
   int64_t bytes() const;
 };
 
-// Called from the loading thread after each slot: tensors placed so far, and in all.
-using LoadProgress = std::function<void(int64_t tensors_done, int64_t tensors_total)>;
+// Called under a lock, from any loading thread: bytes placed so far, and in all, both as the checkpoint stores them.
+using LoadProgress = std::function<void(int64_t bytes_done, int64_t bytes_total)>;
 
-// Walks the recipe's table: every row is read, checked for shape and packed for ctx.backend; each tensor of the file is
-// used exactly once. Memory beyond the result: one slot's bytes. Errors name the file and the tensor: kCorrupt for
-// missing, misshaped or unexpected ones, kUnsupported for formats the backend does not take, kIo.
-Result<ModelWeights> load_weights(const loader::GgufFile& file, const Recipe& recipe, const ops::OpContext& ctx,
-                                  const LoadProgress& progress);
+struct WeightOptions {
+  ops::OpContext ops;
+  // What matrices are converted to while they stream in; none: kept as stored, FP8 becomes BF16 on the CPU. Quantised
+  // formats leave the embedding and the head at Q8_0 or better, and matrices whose rows are not whole blocks at BF16.
+  std::optional<DataFormat> format;
+  LoadProgress progress;
+};
+
+// Walks the recipe's table: every slot is filled once, converted and packed for the backend while it streams; each
+// tensor of the checkpoint is used exactly once. Memory beyond the result: a few MiB a thread. Errors name the file and
+// the tensor: kCorrupt for missing, misshaped or unexpected ones, kUnsupported for formats the backend does not take,
+// kIo.
+Result<ModelWeights> load_weights(const loader::Checkpoint& checkpoint, const Recipe& recipe,
+                                  const WeightOptions& options);
 
 }  // namespace vayu::model

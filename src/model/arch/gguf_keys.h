@@ -7,13 +7,10 @@
 #include <string_view>
 
 #include "loader/gguf.h"
+#include "model/arch/limits.h"
 #include "model/config.h"
 
 namespace vayu::model {
-
-// Far above any real model; they keep products of sizes inside 64 bits.
-constexpr int32_t kMaxVocab = 1 << 22;
-constexpr int32_t kMaxContext = 1 << 24;
 
 class GgufKeys {
  public:

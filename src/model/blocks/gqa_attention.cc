@@ -8,8 +8,13 @@
 namespace vayu::model {
 namespace {
 
-void rotate_and_write(const Step& step, const ops::KvLayer& kv) {
+void rotate_and_write(const Step& step, const LayerWeights& weights, const ops::KvLayer& kv) {
   ops::RopeKvWriteArgs args;
+  if (step.config.qk_norm) {
+    args.q_norm = weights.q_norm.data();
+    args.k_norm = weights.k_norm.data();
+    args.norm_eps = step.config.norm_eps;
+  }
   args.qkv = step.act.qkv;
   args.positions = step.batch.positions.data();
   args.slot_mapping = step.batch.slot_mapping.data();
@@ -54,7 +59,7 @@ void gqa_attention(const Step& step, const LayerWeights& weights, const ops::KvL
   ops::linear(
       step.ops,
       {.weight = weights.qkv.get(), .x = act.normed, .y = act.qkv, .num_tokens = num_tokens, .scratch = act.scratch});
-  rotate_and_write(step, kv);
+  rotate_and_write(step, weights, kv);
   attend(step, kv);
   ops::linear(step.ops, {.weight = weights.attention_output.get(),
                          .x = act.attention,

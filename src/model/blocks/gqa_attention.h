@@ -1,4 +1,5 @@
-// Pre-norm grouped-query attention: residual += W_o attention(rope(W_qkv norm(residual))).
+// Pre-norm grouped-query attention: residual += W_o attention(rope(W_qkv norm(residual))); with QK-norm each head of Q
+// and K is normed before it is rotated.
 #pragma once
 
 #include "model/blocks/step.h"

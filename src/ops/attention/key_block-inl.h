@@ -112,6 +112,10 @@ struct ConvertedSource {
     const hn::ScalableTag<float> d;
     const int64_t lanes = hn::Lanes(d);
     const KvLayer& kv = *work.kv;
+    block.v_stride = work.dim;
+    block.v_run = kBlockKeys;
+    block.v[0] = work.block;
+    if (kv.latent_dim > 0) return latents(work, first, count);
     for (int i = 0; i < count; ++i) {
       const T* src = head_base<T>(work, first + i) + int64_t{kv.page_size + (first + i) % kv.page_size} * kv.head_dim;
       float* dst = work.block + i * work.dim;
@@ -120,9 +124,16 @@ struct ConvertedSource {
       for (; dim < kv.head_dim; ++dim) dst[dim] = scalar_as_float(src + dim);
       for (; dim < work.dim; ++dim) dst[dim] = 0;
     }
-    block.v_stride = work.dim;
-    block.v_run = kBlockKeys;
-    block.v[0] = work.block;
+  }
+  // Values that are the leading dimensions of the keys: turned round from (head_dim, page_size).
+  static void latents(const Work& work, int32_t first, int count) {
+    const KvLayer& kv = *work.kv;
+    for (int i = 0; i < count; ++i) {
+      const T* src = head_base<T>(work, first + i) + (first + i) % kv.page_size;
+      float* dst = work.block + i * work.dim;
+      for (int64_t dim = 0; dim < kv.latent_dim; ++dim) dst[dim] = scalar_as_float(src + dim * kv.page_size);
+      for (int64_t dim = kv.latent_dim; dim < work.dim; ++dim) dst[dim] = 0;
+    }
   }
 };
 

@@ -37,6 +37,7 @@ inline int64_t k_index(const KvLayer& kv, int64_t page, int64_t head, int64_t of
   return page * kv.page_elements() + head * kv.head_elements() + d * kv.page_size + offset;
 }
 inline int64_t v_index(const KvLayer& kv, int64_t page, int64_t head, int64_t offset, int64_t d) {
+  if (kv.latent_dim > 0) return k_index(kv, page, head, offset, d);
   return page * kv.page_elements() + head * kv.head_elements() + int64_t{kv.page_size + offset} * kv.head_dim + d;
 }
 

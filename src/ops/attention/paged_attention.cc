@@ -9,10 +9,10 @@ void paged_attention_cpu(const OpContext& ctx, const PagedAttentionArgs& args); 
 int64_t paged_attention_cpu_scratch_bytes(const OpContext& ctx, int32_t num_q_heads, int32_t head_dim,
                                           int64_t max_tokens, int64_t max_context);
 
-int64_t paged_attention_scratch_bytes(const OpContext& ctx, int32_t num_q_heads, int32_t head_dim, int64_t max_tokens,
+int64_t paged_attention_scratch_bytes(const OpContext& ctx, int32_t num_q_heads, const KvLayer& kv, int64_t max_tokens,
                                       int64_t max_context) {
   if (ctx.backend == Backend::kReference) return 0;
-  return paged_attention_cpu_scratch_bytes(ctx, num_q_heads, head_dim, max_tokens, max_context);
+  return paged_attention_cpu_scratch_bytes(ctx, num_q_heads, kv.head_dim, max_tokens, max_context);
 }
 
 void paged_attention(const OpContext& ctx, const PagedAttentionArgs& args) {
@@ -22,6 +22,8 @@ void paged_attention(const OpContext& ctx, const PagedAttentionArgs& args) {
              "null pointer");
   VAYU_CHECK(kv.num_kv_heads > 0 && kv.head_dim > 0 && kv.page_size > 0, "{} KV heads of {}, page of {}",
              kv.num_kv_heads, kv.head_dim, kv.page_size);
+  VAYU_CHECK(kv.latent_dim == 0 || (kv.num_kv_heads == 1 && kv.latent_dim <= kv.head_dim), "latent of {} in {}",
+             kv.latent_dim, kv.head_dim);
   VAYU_CHECK(args.num_q_heads > 0 && args.num_q_heads % kv.num_kv_heads == 0, "{} query heads over {} KV heads",
              args.num_q_heads, kv.num_kv_heads);
   VAYU_CHECK(args.q_stride >= int64_t{args.num_q_heads} * kv.head_dim, "q_stride {}", args.q_stride);

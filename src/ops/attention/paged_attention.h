@@ -10,9 +10,9 @@
 namespace vayu::ops {
 
 struct PagedAttentionArgs {
-  const float* q = nullptr;             // (num_tokens, num_q_heads, head_dim) with row stride q_stride
+  const float* q = nullptr;             // (num_tokens, num_q_heads, kv.head_dim) with row stride q_stride
   int64_t q_stride = 0;                 // floats between tokens
-  float* out = nullptr;                 // (num_tokens, num_q_heads * head_dim)
+  float* out = nullptr;                 // (num_tokens, num_q_heads * kv.v_dim())
   const int32_t* qo_indptr = nullptr;   // (num_rows + 1)
   const int32_t* kv_indptr = nullptr;   // (num_rows + 1) into page_table
   const int32_t* page_table = nullptr;  // pages of each row in order
@@ -26,7 +26,7 @@ struct PagedAttentionArgs {
   void* scratch = nullptr;
 };
 
-int64_t paged_attention_scratch_bytes(const OpContext& ctx, int32_t num_q_heads, int32_t head_dim, int64_t max_tokens,
+int64_t paged_attention_scratch_bytes(const OpContext& ctx, int32_t num_q_heads, const KvLayer& kv, int64_t max_tokens,
                                       int64_t max_context);
 // The result of a token does not depend, to the last bit, on the other rows, on chunking, on page numbers or on
 // threads.

@@ -41,7 +41,7 @@ void attend(benchmark::State& state, int rows, int q_len, int kv_len, int thread
 
   ThreadPool pool(threads);
   const OpContext ctx{Backend::kCpu, &pool};
-  std::vector<char> scratch(paged_attention_scratch_bytes(ctx, kQHeads, kHeadDim, rows * q_len, kv_len) + 64);
+  std::vector<char> scratch(paged_attention_scratch_bytes(ctx, kQHeads, kv, rows * q_len, kv_len) + 64);
   PagedAttentionArgs args;
   args.q = q.data();
   args.q_stride = kQHeads * kHeadDim;

@@ -150,9 +150,9 @@ HWY_NOINLINE void merge_chunk(float* HWY_RESTRICT merged, float& merged_max, flo
   merged_max = hn::GetLane(new_max);
 }
 
-void write_output(const float* merged, float weight, float* out, int head_dim) {
+void write_output(const float* merged, float weight, float* out, int v_dim) {
   const float inverse = 1.0f / weight;
-  for (int i = 0; i < head_dim; ++i) out[i] = merged[i] * inverse;
+  for (int i = 0; i < v_dim; ++i) out[i] = merged[i] * inverse;
 }
 
 template <class Source>
@@ -173,7 +173,8 @@ void attend_all(const Work& work) {
 
 template <class T>
 void attend(const Work& work, int32_t chunk) {
-  const bool direct = work.num_queries <= kTileRows && work.kv->page_size % 16 == 0 && work.kv->head_dim % 16 == 0;
+  const bool direct = work.num_queries <= kTileRows && work.kv->page_size % 16 == 0 && work.kv->head_dim % 16 == 0 &&
+                      work.kv->latent_dim == 0;
   if (chunk >= 0)
     return direct ? attend_chunk<DirectSource<T>>(work, chunk) : attend_chunk<ConvertedSource<T>>(work, chunk);
   return direct ? attend_all<DirectSource<T>>(work) : attend_all<ConvertedSource<T>>(work);
@@ -241,8 +242,8 @@ void run_unit(const PagedAttentionArgs& args, const AttentionLayout& layout, con
     } else {
       const int64_t token = args.qo_indptr[unit.row] + unit.first_token + q / work.group;
       write_output(work.merged + q * work.dim, work.merged_weight[q],
-                   args.out + (token * args.num_q_heads + first_head + q % work.group) * args.kv.head_dim,
-                   args.kv.head_dim);
+                   args.out + (token * args.num_q_heads + first_head + q % work.group) * args.kv.v_dim(),
+                   args.kv.v_dim());
     }
   }
 }
@@ -258,8 +259,8 @@ void merge_row(const PagedAttentionArgs& args, const AttentionLayout& layout, in
       const float* next = merged + c * chunk_stride;
       merge_chunk(merged, state[0], state[1], next, next[layout.dim], next[layout.dim + 1], args.scale, layout.dim);
     }
-    write_output(merged, state[1], args.out + (int64_t{args.qo_indptr[row]} * args.num_q_heads + h) * args.kv.head_dim,
-                 args.kv.head_dim);
+    write_output(merged, state[1], args.out + (int64_t{args.qo_indptr[row]} * args.num_q_heads + h) * args.kv.v_dim(),
+                 args.kv.v_dim());
   }
 }
 

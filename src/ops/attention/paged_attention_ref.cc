@@ -24,7 +24,7 @@ void attend(const PagedAttentionArgs& args, const float* q, float* out, int head
   }
   double sum = 0;
   for (double& weight : weights) sum += weight = std::exp(weight - max);
-  for (int d = 0; d < kv.head_dim; ++d) {
+  for (int d = 0; d < kv.v_dim(); ++d) {
     double acc = 0;
     for (int32_t j = 0; j < num_visible; ++j) {
       acc += weights[j] * load_kv(kv, v_index(kv, pages[j / kv.page_size], head, j % kv.page_size, d));
@@ -44,7 +44,7 @@ void paged_attention_ref(const PagedAttentionArgs& args) {
       const auto num_visible = static_cast<int32_t>(args.kv_lens[r] - (args.qo_indptr[r + 1] - 1 - t));
       for (int h = 0; h < args.num_q_heads; ++h) {
         attend(args, args.q + t * args.q_stride + int64_t{h} * head_dim,
-               args.out + (t * args.num_q_heads + h) * head_dim, h / group, args.page_table + args.kv_indptr[r],
+               args.out + (t * args.num_q_heads + h) * args.kv.v_dim(), h / group, args.page_table + args.kv_indptr[r],
                num_visible, weights);
       }
     }

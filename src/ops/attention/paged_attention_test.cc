@@ -82,8 +82,8 @@ class TestBatch {
     const int64_t width = int64_t{shape_.num_q_heads()} * shape_.head_dim;
     std::vector<float> out(qo_indptr_.back() * width, kNaN);
     const int64_t max_context = *std::max_element(kv_lens_.begin(), kv_lens_.end());
-    TestScratch scratch(paged_attention_scratch_bytes(ctx, shape_.num_q_heads(), shape_.head_dim, qo_indptr_.back() + 3,
-                                                      max_context + 300));
+    TestScratch scratch(
+        paged_attention_scratch_bytes(ctx, shape_.num_q_heads(), kv_, qo_indptr_.back() + 3, max_context + 300));
     PagedAttentionArgs args;
     args.q = q_.data();
     args.q_stride = width + kGap;

@@ -23,6 +23,7 @@ struct TokenGroups {
   int64_t num_tokens = 0;
   int64_t num_groups = 0;
 
+  TokenGroups() = default;
   explicit TokenGroups(int64_t tokens) : num_tokens(tokens), num_groups((tokens + kMaxGroup - 1) / kMaxGroup) {}
   int64_t first(int64_t group) const {
     return group * (num_tokens / num_groups) + std::min(group, num_tokens % num_groups);
@@ -76,13 +77,14 @@ HWY_INLINE void quantise_block(const float* HWY_RESTRICT x, QuantisedBlock& out)
   }
 }
 
-// x: (tokens, cols), cols a multiple of 32; out: the group, act_block_bytes(groups) * tokens for every 32 inputs.
-HWY_INLINE void quantise_group(const float* HWY_RESTRICT x, int64_t cols, int tokens, int groups,
+// rows: `tokens` pointers to cols floats, cols a multiple of 32; out: the group, act_block_bytes(groups) * tokens for
+// every 32 inputs.
+HWY_INLINE void quantise_group(const float* const* rows, int64_t cols, int tokens, int groups,
                                uint8_t* HWY_RESTRICT out) {
   QuantisedBlock block;
   const int64_t block_bytes = tokens * act_block_bytes(groups);
-  for (int t = 0; t < tokens;
-       ++t, x += cols) {  // a token at a time: x streams, the group stays in the first-level cache
+  for (int t = 0; t < tokens; ++t) {  // a token at a time: x streams, the group stays in the first-level cache
+    const float* HWY_RESTRICT x = rows[t];
     uint8_t* place = out;
     for (int64_t first = 0; first < cols; first += 32, place += block_bytes) {
       quantise_block(x + first, block);
@@ -99,10 +101,11 @@ HWY_INLINE void quantise_group(const float* HWY_RESTRICT x, int64_t cols, int to
   }
 }
 
-// x: (tokens, cols) to (cols, tokens)
-HWY_INLINE void interleave_group(const float* HWY_RESTRICT x, int64_t cols, int tokens, float* HWY_RESTRICT out) {
+// rows: `tokens` pointers to cols floats; out: (cols, tokens)
+HWY_INLINE void interleave_group(const float* const* rows, int64_t cols, int tokens, float* HWY_RESTRICT out) {
   for (int t = 0; t < tokens; ++t) {
-    for (int64_t col = 0; col < cols; ++col) out[col * tokens + t] = x[t * cols + col];
+    const float* HWY_RESTRICT x = rows[t];
+    for (int64_t col = 0; col < cols; ++col) out[col * tokens + t] = x[col];
   }
 }
 

@@ -67,6 +67,7 @@ class CpuMatrix : public Matrix {
       : Matrix(rows, cols), parts_(std::move(parts)), memory_(std::move(memory)), bytes_(bytes) {}
 
   int64_t bytes() const override { return bytes_; }
+  void fill(size_t part, int64_t first_row, int64_t num_rows, const void* data) override;
   const std::vector<PackedPart>& parts() const { return parts_; }
   int64_t num_tiles() const { return parts_.back().first_tile + parts_.back().num_tiles; }
 

@@ -12,7 +12,7 @@ struct Part {
   DataFormat format;
   int64_t first_row;
   int64_t rows;
-  std::vector<uint8_t> bytes;  // (rows, row_bytes(format, cols))
+  std::unique_ptr<uint8_t[]> bytes;  // (rows, row_bytes(format, cols))
 };
 
 class ReferenceMatrix : public Matrix {
@@ -21,15 +21,20 @@ class ReferenceMatrix : public Matrix {
 
   int64_t bytes() const override {
     int64_t sum = 0;
-    for (const Part& part : parts_) sum += static_cast<int64_t>(part.bytes.size());
+    for (const Part& part : parts_) sum += part.rows * row_bytes(part.format, cols_);
     return sum;
+  }
+
+  void fill(size_t part, int64_t first_row, int64_t num_rows, const void* data) override {
+    const int64_t stride = row_bytes(parts_[part].format, cols_);
+    std::memcpy(parts_[part].bytes.get() + first_row * stride, data, num_rows * stride);
   }
 
   void expand_row(int64_t row, float* out) const {
     for (const Part& part : parts_) {
       if (row < part.first_row + part.rows) {
         const int64_t offset = (row - part.first_row) * row_bytes(part.format, cols_);
-        dequantize_row(part.format, part.bytes.data() + offset, out, cols_);
+        dequantize_row(part.format, part.bytes.get() + offset, out, cols_);
         return;
       }
     }
@@ -48,15 +53,15 @@ const ReferenceMatrix& as_reference(const Matrix& matrix) {
 
 }  // namespace
 
-std::unique_ptr<Matrix> pack_matrix_ref(std::span<const MatrixView> parts) {
-  std::vector<Part> kept;
+std::unique_ptr<Matrix> reserve_matrix_ref(int64_t cols, std::span<const PartShape> shapes) {
+  std::vector<Part> parts;
   int64_t rows = 0;
-  for (const MatrixView& view : parts) {
-    const auto* bytes = static_cast<const uint8_t*>(view.data);
-    kept.push_back({view.format, rows, view.rows, {bytes, bytes + view.rows * row_bytes(view.format, view.cols)}});
-    rows += view.rows;
+  for (const PartShape& shape : shapes) {
+    std::unique_ptr<uint8_t[]> bytes(new uint8_t[shape.rows * row_bytes(shape.format, cols)]);
+    parts.push_back({shape.format, rows, shape.rows, std::move(bytes)});
+    rows += shape.rows;
   }
-  return std::make_unique<ReferenceMatrix>(rows, parts.front().cols, std::move(kept));
+  return std::make_unique<ReferenceMatrix>(rows, cols, std::move(parts));
 }
 
 void linear_ref(const LinearArgs& args) {
@@ -72,6 +77,23 @@ void linear_ref(const LinearArgs& args) {
       for (int64_t col = 0; col < cols; ++col) dot += static_cast<double>(x[col]) * w[col];
       float& y = args.y[token * rows + row];
       y = args.accumulate ? y + static_cast<float>(dot) : static_cast<float>(dot);
+    }
+  }
+}
+
+void grouped_linear_ref(const GroupedLinearArgs& args) {
+  const ReferenceMatrix& weight = as_reference(*args.weight);
+  const int64_t outputs = weight.rows() / args.num_groups;
+  auto* w = static_cast<float*>(args.scratch);  // (cols)
+  for (int32_t group = 0; group < args.num_groups; ++group) {
+    for (int64_t out = 0; out < outputs; ++out) {
+      weight.expand_row(group * outputs + out, w);
+      for (int32_t i = args.group_indptr[group]; i < args.group_indptr[group + 1]; ++i) {
+        const float* x = args.x + args.x_rows[i] * args.x_stride;
+        double dot = 0;
+        for (int64_t col = 0; col < weight.cols(); ++col) dot += static_cast<double>(x[col]) * w[col];
+        args.y[args.y_rows[i] * args.y_stride + out] = static_cast<float>(dot);
+      }
     }
   }
 }

@@ -21,9 +21,22 @@ struct MatrixView {
   std::string name;  // for errors
 };
 
+// A run of rows to be stacked, known before its data is.
+struct PartShape {
+  DataFormat format = DataFormat::kF32;
+  int64_t rows = 0;
+  std::string name;  // for errors
+};
+
+constexpr int64_t kFillRows = 16;  // fill() starts at multiples of this
+
 class Matrix {
  public:
   virtual ~Matrix() = default;
+  // Puts rows [first_row, first_row + num_rows) of a part in place. data: (num_rows, row_bytes(format, cols)) as in a
+  // file, any alignment; first_row a multiple of kFillRows, num_rows too unless it reaches the part's end. Several
+  // threads may fill different rows at once; every row is filled once before the matrix is used.
+  virtual void fill(size_t part, int64_t first_row, int64_t num_rows, const void* data) = 0;
   int64_t rows() const { return rows_; }  // outputs
   int64_t cols() const { return cols_; }  // inputs
   virtual int64_t bytes() const = 0;      // memory held
@@ -34,8 +47,11 @@ class Matrix {
   int64_t cols_;
 };
 
-// Packs the parts, stacked by rows (Q over K over V, gate over up), for ctx.backend. Parts share cols; formats may
-// differ. kReference keeps the file's bytes. Errors: kUnsupported or kInvalidArgument naming the tensor.
+// Room for the parts, stacked by rows (Q over K over V, gate over up, expert over expert), at its final size in the
+// layout of ctx.backend. Errors: kUnsupported or kInvalidArgument naming the tensor.
+Result<std::unique_ptr<Matrix>> reserve_matrix(const OpContext& ctx, int64_t cols, std::span<const PartShape> parts);
+
+// reserve_matrix and fill in one. Parts share cols; formats may differ. kReference keeps the file's bytes.
 Result<std::unique_ptr<Matrix>> pack_matrix(const OpContext& ctx, std::span<const MatrixView> parts);
 
 }  // namespace vayu::ops

@@ -6,7 +6,6 @@
 #include <cstring>
 
 #include "base/check.h"
-#include "ops/cpu/thread_pool.h"
 #include "ops/gemm/cpu_matrix.h"
 
 namespace vayu::ops {
@@ -176,37 +175,39 @@ const TileFormat& tile_format(DataFormat format) {
   return found;
 }
 
-std::unique_ptr<Matrix> pack_matrix_cpu(ThreadPool& pool, std::span<const MatrixView> views) {
-  const int64_t cols = views.front().cols;
+std::unique_ptr<Matrix> reserve_matrix_cpu(int64_t cols, std::span<const PartShape> shapes) {
   std::vector<PackedPart> parts;
   int64_t rows = 0;
   int64_t tiles = 0;
   int64_t bytes = 0;
-  for (const MatrixView& view : views) {
-    const TileFormat& format = tile_format(view.format);
-    const int64_t num_tiles = (view.rows + kTileRows - 1) / kTileRows;
+  for (const PartShape& shape : shapes) {
+    const TileFormat& format = tile_format(shape.format);
+    const int64_t num_tiles = (shape.rows + kTileRows - 1) / kTileRows;
     const int64_t tile_bytes = cols / format.block_cols * format.block_bytes;
-    parts.push_back({&format, rows, view.rows, tiles, num_tiles, tile_bytes, nullptr});
-    rows += view.rows;
+    parts.push_back({&format, rows, shape.rows, tiles, num_tiles, tile_bytes, nullptr});
+    rows += shape.rows;
     tiles += num_tiles;
     bytes += num_tiles * tile_bytes;
   }
   AlignedBytes memory(static_cast<uint8_t*>(::operator new[](bytes, std::align_val_t{64})));
-  uint8_t* part_memory = memory.get();
-  for (size_t i = 0; i < parts.size(); ++i) {
-    PackedPart& part = parts[i];
-    part.tiles = part_memory;
-    pool.parallel_for(part.num_tiles, 4, [&](int64_t begin, int64_t end, int) {
-      for (int64_t t = begin; t < end; ++t) {
-        uint8_t* tile = part_memory + t * part.tile_bytes;
-        std::memset(tile, 0, part.tile_bytes);
-        const bool is_float = part.format->scales == TileScales::kNone;
-        (is_float ? pack_float_tile : pack_quantised_tile)(views[i], *part.format, t * kTileRows, tile);
-      }
-    });
-    part_memory += part.num_tiles * part.tile_bytes;
+  const uint8_t* next = memory.get();
+  for (PackedPart& part : parts) {
+    part.tiles = next;
+    next += part.num_tiles * part.tile_bytes;
   }
   return std::make_unique<CpuMatrix>(rows, cols, std::move(parts), std::move(memory), bytes);
+}
+
+void CpuMatrix::fill(size_t index, int64_t first_row, int64_t num_rows, const void* data) {
+  static_assert(kFillRows % kTileRows == 0, "whole tiles are filled");
+  const PackedPart& part = parts_[index];
+  const MatrixView view{data, part.format->format, num_rows, cols_, {}};
+  const bool is_float = part.format->scales == TileScales::kNone;
+  uint8_t* tile = memory_.get() + (part.tiles - memory_.get()) + first_row / kTileRows * part.tile_bytes;
+  for (int64_t row = 0; row < num_rows; row += kTileRows, tile += part.tile_bytes) {
+    std::memset(tile, 0, part.tile_bytes);
+    (is_float ? pack_float_tile : pack_quantised_tile)(view, *part.format, row, tile);
+  }
 }
 
 }  // namespace vayu::ops

@@ -1,0 +1,40 @@
+// Which rows of which checkpoint tensor go where: decided from names and shapes alone, before any data is read.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "base/result.h"
+#include "loader/checkpoint.h"
+#include "model/recipe.h"
+
+namespace vayu::model {
+
+constexpr int32_t kNoLayer = -1;
+
+// Rows [first_row, first_row + rows) of a tensor seen as a matrix.
+struct TensorRows {
+  const loader::CheckpointTensor* tensor = nullptr;
+  int64_t first_row = 0;
+  int64_t rows = 0;
+  bool transposed = false;  // goes in with rows and columns exchanged
+
+  int64_t out_rows() const { return transposed ? tensor->cols() : rows; }
+  int64_t out_cols() const { return transposed ? rows : tensor->cols(); }
+};
+
+enum class LatentPart : uint8_t { kNone, kToK, kToV };  // which of the two matrices Slot::kLatentKv is split into
+
+// One matrix or vector of the model, and what is stacked into it.
+struct Fill {
+  Slot slot;
+  int32_t layer = kNoLayer;
+  LatentPart latent = LatentPart::kNone;
+  std::vector<TensorRows> parts;
+};
+
+// Every slot that the checkpoint fills. Errors name the file and the tensor: kCorrupt for a missing or misshaped one,
+// for one tensor under two spellings and for slots filled twice, kUnsupported for tensors that no slot takes.
+Result<std::vector<Fill>> plan_weights(const loader::Checkpoint& checkpoint, const Recipe& recipe);
+
+}  // namespace vayu::model

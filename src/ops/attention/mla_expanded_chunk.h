@@ -1,0 +1,34 @@
+// One chunk of an expanded context, as mla_expanded_attention hands it to its backends.
+#pragma once
+
+#include <cstdint>
+
+#include "ops/attention/mla_expanded_attention.h"
+
+namespace vayu::ops {
+
+constexpr int32_t kExpandedChunk = 256;  // tokens of context held expanded at a time
+
+struct MlaExpandedBuffers {
+  float* latents = nullptr;     // (chunk, latent_dim)
+  float* shared_key = nullptr;  // (chunk, rope_dim)
+  float* k = nullptr;           // (chunk, num_q_heads, nope_dim)
+  float* v = nullptr;           // (chunk, num_q_heads, v_dim)
+  float* max = nullptr;         // (tokens of the row, num_q_heads) of the scores so far
+  float* weight = nullptr;      // (tokens of the row, num_q_heads) sum of exp(score - max)
+  float* linear_scratch = nullptr;
+};
+
+// Adds context [first, first + count) to pairs [begin, end) of (token of the row, head); args.out holds sums not yet
+// divided by their weight.
+void attend_expanded_ref(const MlaExpandedArgs& args, int32_t row, int32_t first, int32_t count,
+                         const MlaExpandedBuffers& buffers, int64_t begin, int64_t end);
+void attend_expanded_cpu(const MlaExpandedArgs& args, int32_t row, int32_t first, int32_t count,
+                         const MlaExpandedBuffers& buffers, int64_t begin, int64_t end);
+
+// How many tokens of the context a token of the row sees.
+inline int32_t visible_tokens(const MlaExpandedArgs& args, int32_t row, int64_t token) {
+  return static_cast<int32_t>(args.kv_lens[row] - (args.qo_indptr[row + 1] - args.qo_indptr[row] - 1 - token));
+}
+
+}  // namespace vayu::ops
