@@ -39,8 +39,8 @@ Result<std::unique_ptr<chat::ChatBackend>> open_backend(ChatFlags& flags, const 
   }
   const bool show = isatty(STDERR_FILENO) != 0;
   if (show) {
-    flags.local.progress = [](int done, int total) {
-      std::fprintf(stderr, "\r\x1b[Kloading %d/%d", done, total);
+    flags.local.progress = [](int64_t done, int64_t total) {
+      std::fprintf(stderr, "\r\x1b[Kloading %.0f of %.0f MiB", done / double{1 << 20}, total / double{1 << 20});
       std::fflush(stderr);
     };
   }

@@ -13,7 +13,6 @@
 #include "base/log.h"
 #include "engine/engine.h"
 #include "engine/model_executor.h"
-#include "model/registry.h"
 
 namespace vayu {
 namespace {
@@ -54,35 +53,10 @@ int64_t default_pool_tokens(const LocalModelOptions& options, int64_t context, i
   return std::max(std::min(wanted, affordable), std::min<int64_t>(context, 2048));
 }
 
-Result<std::string> read_text_file(const std::string& path) {
-  std::ifstream in(path, std::ios::binary);
-  std::ostringstream text;
-  if (!in || !(text << in.rdbuf())) return make_error(ErrorKind::kIo, "{}: cannot be read", path);
-  return text.str();
-}
-
-Result<std::shared_ptr<const ChatTemplate>> load_chat_template(const loader::GgufFile& file,
-                                                               const LocalModelOptions& options) {
-  std::string source;
-  if (!options.chat_template_file.empty()) {
-    VAYU_ASSIGN_OR_RETURN(source, read_text_file(options.chat_template_file));
-  } else if (file.has("tokenizer.chat_template")) {
-    VAYU_ASSIGN_OR_RETURN(source, file.get_string("tokenizer.chat_template"));
-  } else {
-    return std::shared_ptr<const ChatTemplate>();
-  }
-  return ChatTemplate::parse(std::move(source));
-}
-
-// Text of the token that `key` names; empty when the file has no such key.
-std::string token_text(const loader::GgufFile& file, std::string_view key, const Tokenizer& tokenizer) {
-  const auto id = file.get_int_or(key, kNoToken);
-  return id.ok() ? std::string(tokenizer.token_bytes(static_cast<TokenId>(*id))) : std::string();
-}
-
-Result<ModelExecutorOptions> executor_options(const loader::GgufFile& file, const LocalModelOptions& options) {
+Result<ModelExecutorOptions> executor_options(const ModelFiles& files, const LocalModelOptions& options) {
   ModelExecutorOptions out;
-  VAYU_ASSIGN_OR_RETURN(const model::Recipe recipe, model::recipe_of(file));
+  const model::Recipe& recipe = files.recipe;
+  out.model.weight_format = files.weight_format;
   VAYU_ASSIGN_OR_RETURN(out.model.kv_format, parse_kv_format(options.kv_cache_dtype));
   if (options.backend != "cpu" && options.backend != "reference") {
     return field_error("--backend", "--backend {}: expected cpu or reference", options.backend);
@@ -101,11 +75,7 @@ Result<ModelExecutorOptions> executor_options(const loader::GgufFile& file, cons
   out.model.max_rows = options.max_num_seqs;
   out.model.max_step_tokens = std::max(options.max_num_batched_tokens, options.max_num_seqs);
   out.model.max_logits = std::max(64, options.max_num_seqs);
-  if (options.progress) {
-    out.model.progress = [progress = options.progress](int64_t done, int64_t total) {
-      progress(static_cast<int>(done), static_cast<int>(total));
-    };
-  }
+  out.model.progress = options.progress;
   return out;
 }
 
@@ -140,7 +110,7 @@ Status warm_up(EngineClient& engine, const Tokenizer& tokenizer) {
 
 void add_model_flags(CLI::App& command, LocalModelOptions& o) {
   command.add_option("--served-model-name", o.served_model_name, "Name in the API (default: the file's name)");
-  command.add_option("--chat-template", o.chat_template_file, "Jinja file instead of the model's own template");
+  add_model_file_flags(command, o.files);
   command.add_option("--threads", o.threads, "CPU threads for a step (default: the cores this process may use)")
       ->check(CLI::Range(0, 1024));
   command.add_option("--backend", o.backend, "cpu, or reference: the slow plain definition, for comparison");
@@ -170,21 +140,17 @@ void add_model_flags(CLI::App& command, LocalModelOptions& o) {
 
 Result<LocalModel> open_local_model(const std::string& path, const LocalModelOptions& options, const Clock& clock) {
   VAYU_ASSIGN_OR_RETURN(const SchedulerPolicy policy, parse_policy(options.scheduler_policy));
-  VAYU_ASSIGN_OR_RETURN(const std::shared_ptr<const loader::GgufFile> file, loader::GgufFile::open(path));
+  VAYU_ASSIGN_OR_RETURN(ModelFiles files, open_model_files(path, options.files));
   LocalModel local;
-  local.name =
-      options.served_model_name.empty() ? std::filesystem::path(path).stem().string() : options.served_model_name;
-  VAYU_ASSIGN_OR_RETURN(local.tokenizer, load_tokenizer(*file));
-  VAYU_ASSIGN_OR_RETURN(local.chat_template, load_chat_template(*file, options));
-  local.bos_token = token_text(*file, "tokenizer.ggml.bos_token_id", *local.tokenizer);
-  local.eos_token = token_text(*file, "tokenizer.ggml.eos_token_id", *local.tokenizer);
-  VAYU_ASSIGN_OR_RETURN(ModelExecutorOptions planned, executor_options(*file, options));
-  VAYU_ASSIGN_OR_RETURN(std::unique_ptr<ModelExecutor> executor, ModelExecutor::load(*file, std::move(planned)));
+  local.name = options.served_model_name.empty() ? default_model_name(path) : options.served_model_name;
+  local.tokenizer = files.tokenizer;
+  local.chat_template = files.chat_template;
+  local.bos_token = files.bos_token;
+  local.eos_token = files.eos_token;
+  VAYU_ASSIGN_OR_RETURN(ModelExecutorOptions planned, executor_options(files, options));
+  VAYU_ASSIGN_OR_RETURN(std::unique_ptr<ModelExecutor> executor,
+                        ModelExecutor::load(std::move(files.recipe), *files.weights, std::move(planned)));
   log_memory_plan(*executor);
-  if (local.tokenizer->vocab_size() != executor->limits().vocab_size) {
-    return make_error(ErrorKind::kCorrupt, "{}: the tokenizer has {} tokens, the embedding {} rows", path,
-                      local.tokenizer->vocab_size(), executor->limits().vocab_size);
-  }
 
   EngineConfig config{.model_name = local.name,
                       .max_open_requests = options.max_queued_requests + options.max_num_seqs};

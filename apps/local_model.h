@@ -5,6 +5,7 @@
 #include <memory>
 #include <string>
 
+#include "apps/model_files.h"
 #include "base/clock.h"
 #include "base/result.h"
 #include "core/engine_client.h"
@@ -19,8 +20,8 @@ class App;
 namespace vayu {
 
 struct LocalModelOptions {
+  ModelFileOptions files;
   std::string served_model_name;        // empty: the file's name without ending
-  std::string chat_template_file;       // empty: the model's own
   int threads = 0;                      // 0: the cores this process may use
   std::string backend = "cpu";          // cpu or reference
   std::string kv_cache_dtype = "auto";  // auto (f16), f16, bf16, f32
@@ -33,7 +34,7 @@ struct LocalModelOptions {
   int32_t max_queued_requests = 1024;
   std::string scheduler_policy = "mixed";  // prefill-first, fixed-chunk, mixed
   bool prefix_cache = true;
-  std::function<void(int done, int total)> progress;  // tensors packed; may be empty
+  std::function<void(int64_t done, int64_t total)> progress;  // bytes of weights placed; may be empty
 };
 
 // Adds the flags of LocalModelOptions to a subcommand.
@@ -47,7 +48,7 @@ struct LocalModel {
   std::shared_ptr<EngineClient> engine;               // last: destroyed first
 };
 
-// Loads MODEL (a .gguf file), runs one token through it, and starts the engine. `clock` must outlive the result.
+// Loads MODEL, runs one token through it, and starts the engine. `clock` must outlive the result.
 // Errors name the file and what is wrong with it, or the flag.
 Result<LocalModel> open_local_model(const std::string& path, const LocalModelOptions& options, const Clock& clock);
 

@@ -2,7 +2,6 @@
 #include <csignal>
 #include <cstdio>
 #include <ctime>
-#include <filesystem>
 #include <future>
 
 #include "apps/commands.h"
@@ -80,7 +79,7 @@ int serve(ServeOptions& o) {
   const int64_t start_us = clock.now_us();
   if (!o.served_names.empty()) o.local.served_model_name = o.served_names.front();
   o.server.model_names = o.served_names;
-  if (o.served_names.empty()) o.server.model_names = {std::filesystem::path(o.model).stem().string()};
+  if (o.served_names.empty()) o.server.model_names = {default_model_name(o.model)};
   o.server.sse_ping_interval_ms = static_cast<int>(o.ping_interval_s * 1000);
   o.server.queue_timeout_ms = static_cast<int>(o.queue_timeout_s * 1000);
   o.server.stall_timeout_ms = static_cast<int>(o.stall_timeout_s * 1000);
@@ -124,7 +123,9 @@ void add_serve_command(CLI::App& app, int& exit_code) {
   auto options = std::make_shared<ServeOptions>();
   ServeOptions& o = *options;
   CLI::App& c = *app.add_subcommand("serve", "OpenAI-compatible HTTP server, metrics and web page");
-  c.add_option("MODEL", o.model, "A .gguf file")->required();
+  c.add_option("MODEL", o.model,
+               "A .gguf file, a folder with safetensors, or a built-in geometry (--load-format dummy)")
+      ->required();
   c.add_option("--config", o.config, "YAML file with any of these flags (`flag: value`); the command line wins");
   c.add_option("--host", o.server.host, "Address to listen on")->capture_default_str();
   c.add_option("--port", o.server.port, "Port to listen on; 0 lets the system choose")->capture_default_str();
