@@ -2,13 +2,15 @@
 
 #include "tokenizer/jinja/interp.h"
 #include "tokenizer/jinja/parser.h"
+#include "tokenizer/jinja/words.h"
 
 namespace vayu {
 namespace {
 
 class JinjaTemplate : public ChatTemplate {
  public:
-  JinjaTemplate(std::string source, jinja::Template code) : source_(std::move(source)), code_(std::move(code)) {}
+  JinjaTemplate(std::string source, jinja::Template code)
+      : source_(std::move(source)), code_(std::move(code)), words_(jinja::collect_words(code_)) {}
 
   Result<RenderedPrompt> render(const nlohmann::ordered_json& context) const override {
     if (!context.is_object()) return make_error(ErrorKind::kInvalidArgument, "chat template: context is not an object");
@@ -26,13 +28,20 @@ class JinjaTemplate : public ChatTemplate {
   }
 
   const std::string& source() const override { return source_; }
+  const TemplateWords& words() const override { return words_; }
 
  private:
   const std::string source_;
   const jinja::Template code_;
+  const TemplateWords words_;
 };
 
 }  // namespace
+
+const TemplateWords& ChatTemplate::words() const {
+  static const TemplateWords kNone;
+  return kNone;
+}
 
 Result<std::shared_ptr<const ChatTemplate>> ChatTemplate::parse(std::string source) {
   try {

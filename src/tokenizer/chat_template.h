@@ -19,6 +19,13 @@ struct RenderedPrompt {
   std::vector<uint8_t> trusted;
 };
 
+// What a template mentions; each list sorted, without repeats.
+struct TemplateWords {
+  std::vector<std::string> texts;      // string constants and the text between tags; comments are left out
+  std::vector<std::string> variables;  // names it reads: messages, tools, enable_thinking
+  std::vector<std::string> keys;       // attributes and constant keys it reads: role, content, reasoning_content
+};
+
 class ChatTemplate {
  public:
   // Errors: kUnsupported or kInvalidArgument with line and construct.
@@ -31,6 +38,8 @@ class ChatTemplate {
   // kInvalidArgument carries the text of raise_exception; work, output and depth are bounded (kTooLarge).
   virtual Result<RenderedPrompt> render(const nlohmann::ordered_json& context) const = 0;
   virtual const std::string& source() const = 0;
+  // Of a template that is not Jinja nothing is known.
+  virtual const TemplateWords& words() const;
 };
 
 }  // namespace vayu

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <fstream>
 #include <string>
 
@@ -211,6 +212,22 @@ TEST(ChatTemplate, LongConversationsFitTheBounds) {
     ASSERT_TRUE(got.ok()) << name << ": " << got.error().message;
     EXPECT_GT(got->text.size(), 2'000'000u);
   }
+}
+
+TEST(ChatTemplate, WordsNameWhatTheTemplateReadsAndWrites) {
+  const auto parsed = ChatTemplate::parse(
+      "{# <comment> #}<text>{% macro m(a='<macro>') %}{{ a.inner }}{% endmacro %}"
+      "{% if flag and 'key' in m0 %}{{ x['item'] + '<const>' | replace('<arg>', y) }}{% else %}<else>{% endif %}");
+  ASSERT_TRUE(parsed.ok()) << parsed.error().message;
+  const TemplateWords& words = parsed.value()->words();
+  const auto has = [](const std::vector<std::string>& list, const std::string& word) {
+    return std::binary_search(list.begin(), list.end(), word);
+  };
+  for (const char* text : {"<text>", "<macro>", "<const>", "<arg>", "<else>"})
+    EXPECT_TRUE(has(words.texts, text)) << text;
+  for (const std::string& text : words.texts) EXPECT_EQ(text.find("comment"), std::string::npos);
+  for (const char* name : {"flag", "m0", "x", "y"}) EXPECT_TRUE(has(words.variables, name)) << name;
+  for (const char* key : {"inner", "item", "key"}) EXPECT_TRUE(has(words.keys, key)) << key;
 }
 
 TEST(ChatTemplate, StrftimeNowGivesTheDate) {
