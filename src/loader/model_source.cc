@@ -1,11 +1,11 @@
 #include "loader/model_source.h"
 
 #include <algorithm>
-#include <array>
 #include <filesystem>
 #include <vector>
 
-#include "loader/input_file.h"
+#include "loader/folder.h"
+#include "loader/quantization_config.h"
 #include "loader/safetensors.h"
 
 namespace vayu::loader {
@@ -15,49 +15,39 @@ namespace fs = std::filesystem;
 
 constexpr int64_t kMaxTextBytes = 64 << 20;
 
-bool is_there(const fs::path& path) {
-  std::error_code ignored;
-  return fs::exists(path, ignored);
+std::string path_in(const std::string& folder, std::string_view name) { return (fs::path(folder) / name).string(); }
+
+bool ends_with_any(std::string_view name, std::initializer_list<std::string_view> endings) {
+  return std::any_of(endings.begin(), endings.end(), [&](std::string_view ending) { return name.ends_with(ending); });
 }
 
-// Empty when there is no such file.
-Result<std::string> read_text(const fs::path& path) {
-  if (!is_there(path)) return std::string();
-  VAYU_ASSIGN_OR_RETURN(const InputFile file, InputFile::open(path.string()));
-  if (file.size() > kMaxTextBytes) return make_error(ErrorKind::kCorrupt, "{}: over 64 MiB", path.string());
-  std::string text(file.size(), '\0');
-  const Status status = file.read(0, file.size(), reinterpret_cast<std::byte*>(text.data()));
-  if (!status.ok()) return make_error(status.error().kind, "{}: {}", path.string(), status.error().message);
-  return text;
-}
+bool is_pickle(std::string_view name) { return ends_with_any(name, {".bin", ".pt", ".pth", ".ckpt", ".pkl"}); }
 
-// The one GGUF file of a folder that holds nothing else to load.
-Result<std::string> single_gguf(const fs::path& folder) {
-  std::vector<std::string> found;
-  bool pickles = false;
-  for (const auto& entry : fs::directory_iterator(folder)) {
-    const std::string name = entry.path().filename().string();
-    if (name.ends_with(".gguf")) found.push_back(entry.path().string());
-    pickles |= name.ends_with(".bin") || name.ends_with(".pt") || name.ends_with(".pth");
+// What a folder offers to load, by its file names.
+struct FolderContents {
+  bool has_config = false;
+  bool has_safetensors = false;
+  bool has_pickle = false;
+  std::vector<std::string> gguf;
+};
+
+Result<FolderContents> look_into(const std::string& folder) {
+  FolderContents out;
+  VAYU_ASSIGN_OR_RETURN(const std::vector<std::string> names, list_folder(folder));
+  for (const std::string& name : names) {
+    out.has_config |= name == "config.json";
+    out.has_safetensors |= ends_with_any(name, {".safetensors", ".safetensors.index.json"});
+    out.has_pickle |= is_pickle(name);
+    if (name.ends_with(".gguf")) out.gguf.push_back(name);
   }
-  if (found.size() == 1) return found.front();
-  return make_error(ErrorKind::kIo, "{}: holds no config.json{}{}", folder.string(),
-                    found.empty() ? "" : ", and more than one .gguf: name one of them",
-                    pickles ? " (pickle files are never read: they can carry code)" : "");
+  return out;
 }
 
-Result<ScaleBlocks> scale_blocks(const JsonConfig& config) {
-  ScaleBlocks blocks;
-  VAYU_ASSIGN_OR_RETURN(const auto quantization, config.object_or_null("quantization_config"));
-  if (!quantization) return blocks;
-  VAYU_ASSIGN_OR_RETURN(const std::vector<int32_t> size, quantization->integers_or_empty("weight_block_size"));
-  if (size.empty()) return blocks;
-  if (size.size() != 2 || size[0] < 1 || size[1] < 1) {
-    return quantization->corrupt("weight_block_size", "is no pair of sizes");
-  }
-  blocks.rows = size[0];
-  blocks.cols = size[1];
-  return blocks;
+// Said of a folder that cannot be opened, by what else it holds.
+std::string_view hint(const FolderContents& contents) {
+  if (contents.gguf.size() > 1) return "; it holds more than one .gguf: name one of them";
+  if (contents.has_pickle) return "; its pickle files (.bin, .pt) are never read: they can carry code";
+  return "";
 }
 
 // chat_template: a string, or a list of named ones, of which "default" is meant.
@@ -75,46 +65,66 @@ Result<std::string> template_entry(const JsonConfig& json) {
   return json.corrupt("chat_template", "is neither a template nor a list with one named 'default'");
 }
 
-Status read_chat_template(const fs::path& folder, ModelSource& source) {
-  VAYU_ASSIGN_OR_RETURN(source.chat_template, read_text(folder / "chat_template.jinja"));
+Status read_chat_template(const std::string& folder, ModelSource& source) {
+  VAYU_ASSIGN_OR_RETURN(source.chat_template, read_from_folder(folder, "chat_template.jinja", kMaxTextBytes));
   if (!source.chat_template.empty()) return {};
-  VAYU_ASSIGN_OR_RETURN(const std::string older, read_text(folder / "chat_template.json"));
+  VAYU_ASSIGN_OR_RETURN(const std::string older, read_from_folder(folder, "chat_template.json", kMaxTextBytes));
   const std::pair<const std::string&, const char*> places[] = {{older, "chat_template.json"},
                                                                {source.tokenizer_config, "tokenizer_config.json"}};
   for (const auto& [text, name] : places) {
     if (text.empty() || !source.chat_template.empty()) continue;
-    VAYU_ASSIGN_OR_RETURN(const auto json, JsonConfig::parse(text, (folder / name).string()));
+    VAYU_ASSIGN_OR_RETURN(const auto json, JsonConfig::parse(text, path_in(folder, name)));
     VAYU_ASSIGN_OR_RETURN(source.chat_template, template_entry(*json));
   }
   return {};
 }
 
-Result<ModelSource> open_folder(const fs::path& folder, const OpenOptions& options) {
-  if (!is_there(folder / "config.json")) {
-    VAYU_ASSIGN_OR_RETURN(const std::string file, single_gguf(folder));
+// A JSON object or nothing, kept as text.
+Result<std::string> read_json_text(const std::string& folder, const char* name) {
+  VAYU_ASSIGN_OR_RETURN(std::string text, read_from_folder(folder, name, kMaxTextBytes));
+  if (!text.empty()) VAYU_RETURN_IF_ERROR(JsonConfig::parse(text, path_in(folder, name)));
+  return text;
+}
+
+// config.json and not another of the folder's JSON files under its name.
+Status check_config(const JsonConfig& config) {
+  if (config.has("weight_map")) {
+    return config.corrupt("weight_map", "this is the index of a checkpoint, not the configuration of a model");
+  }
+  if (config.has("model_type") || config.has("architectures")) return {};
+  return config.corrupt("model_type", "is missing, and so is 'architectures': not the configuration of a model");
+}
+
+Result<ModelSource> open_folder(const std::string& folder, const OpenOptions& options) {
+  VAYU_ASSIGN_OR_RETURN(const FolderContents contents, look_into(folder));
+  if (!contents.has_safetensors && contents.gguf.size() == 1 && (options.weights || !contents.has_config)) {
+    VAYU_ASSIGN_OR_RETURN(const std::string file, find_in_folder(folder, contents.gguf.front()));
     return open_model(file, options);
   }
+  if (!contents.has_config) return make_error(ErrorKind::kIo, "{}: holds no config.json{}", folder, hint(contents));
   ModelSource source;
-  source.path = folder.string();
-  VAYU_ASSIGN_OR_RETURN(source.config_text, read_text(folder / "config.json"));
-  VAYU_ASSIGN_OR_RETURN(source.config, JsonConfig::parse(source.config_text, (folder / "config.json").string()));
-  if (source.config->json().contains("weight_map")) {
-    return source.config->corrupt("weight_map", "this is a checkpoint's index, not its configuration");
-  }
-  VAYU_ASSIGN_OR_RETURN(source.generation_config, read_text(folder / "generation_config.json"));
-  VAYU_ASSIGN_OR_RETURN(source.tokenizer_config, read_text(folder / "tokenizer_config.json"));
+  source.path = folder;
+  VAYU_ASSIGN_OR_RETURN(source.config_text, read_from_folder(folder, "config.json", kMaxTextBytes));
+  VAYU_ASSIGN_OR_RETURN(source.config, JsonConfig::parse(source.config_text, path_in(folder, "config.json")));
+  VAYU_RETURN_IF_ERROR(check_config(*source.config));
+  VAYU_ASSIGN_OR_RETURN(source.generation_config, read_json_text(folder, "generation_config.json"));
+  VAYU_ASSIGN_OR_RETURN(source.tokenizer_config, read_json_text(folder, "tokenizer_config.json"));
   VAYU_RETURN_IF_ERROR(read_chat_template(folder, source));
-  if (is_there(folder / "tokenizer.json")) source.tokenizer_json = (folder / "tokenizer.json").string();
+  VAYU_ASSIGN_OR_RETURN(source.tokenizer_json, find_in_folder(folder, "tokenizer.json"));
   if (!options.weights) return source;
+  if (!contents.has_safetensors) {
+    return make_error(ErrorKind::kIo, "{}: holds no safetensors{}", folder, hint(contents));
+  }
   VAYU_ASSIGN_OR_RETURN(const ScaleBlocks blocks, scale_blocks(*source.config));
-  VAYU_ASSIGN_OR_RETURN(source.weights, open_safetensors(source.path, blocks));
+  VAYU_ASSIGN_OR_RETURN(source.weights, open_safetensors(folder, blocks));
   return source;
 }
 
-// "name-00001-of-00003.gguf"
+// "name-00001-of-00003.gguf"; the one part of one is whole.
 bool is_split_gguf(std::string_view name) {
   const size_t of = name.rfind("-of-");
-  return of != std::string_view::npos && name.ends_with(".gguf") && name.size() - of == 4 + 5 + 5;
+  return of != std::string_view::npos && name.ends_with(".gguf") && name.size() - of == 4 + 5 + 5 &&
+         !name.ends_with("-of-00001.gguf");
 }
 
 }  // namespace
@@ -122,21 +132,24 @@ bool is_split_gguf(std::string_view name) {
 Result<ModelSource> open_model(const std::string& path, const OpenOptions& options) {
   std::error_code ignored;
   if (fs::is_directory(path, ignored)) return open_folder(path, options);
-  if (!is_there(path)) return make_error(ErrorKind::kIo, "{}: no such file or folder", path);
   if (is_split_gguf(path)) {
     return make_error(ErrorKind::kUnsupported, "{}: split GGUF files are not read; merge the parts first", path);
   }
-  if (!path.ends_with(".gguf")) {
-    const bool pickle = path.ends_with(".bin") || path.ends_with(".pt") || path.ends_with(".pth");
-    const bool part = path.ends_with(".safetensors");
-    if (pickle)
-      return make_error(ErrorKind::kUnsupported, "{}: pickle files are never read: they can carry code", path);
-    if (part) return make_error(ErrorKind::kInvalidArgument, "{}: name the folder that holds it", path);
+  if (is_pickle(path)) {
+    return make_error(ErrorKind::kUnsupported, "{}: pickle files are never read: they can carry code", path);
+  }
+  if (path.ends_with(".safetensors")) {
+    return make_error(ErrorKind::kInvalidArgument, "{}: name the folder that holds it", path);
   }
   ModelSource source;
   source.path = path;
   VAYU_ASSIGN_OR_RETURN(source.gguf, GgufFile::open(path));
-  source.weights = source.gguf;
+  VAYU_ASSIGN_OR_RETURN(const int64_t parts, source.gguf->get_int_or("split.count", 1));
+  if (parts > 1) {
+    return make_error(ErrorKind::kUnsupported, "{}: part of a split GGUF file ('split.count' is {}); merge them first",
+                      path, parts);
+  }
+  if (options.weights) source.weights = source.gguf;
   return source;
 }
 

@@ -28,7 +28,9 @@ struct OpenOptions {
   bool weights = true;  // false: seeded random weights take their place; the folder needs none
 };
 
-// Errors: kIo, kCorrupt, kUnsupported, naming the file and the field or tensor.
+// path: a .gguf file, or a folder. A folder without safetensors that holds one .gguf opens that file; any other needs
+// config.json and, unless options.weights is false, safetensors. Pickle files are never read. Links may not lead out of
+// the folder (loader/folder.h). Errors: kIo, kCorrupt, kUnsupported, naming the file and the field or tensor.
 Result<ModelSource> open_model(const std::string& path, const OpenOptions& options = {});
 
 }  // namespace vayu::loader

@@ -2,14 +2,13 @@
 
 #include <algorithm>
 #include <cmath>
-#include <filesystem>
-#include <fstream>
 #include <map>
 #include <optional>
 #include <set>
-#include <sstream>
 #include <unordered_map>
 
+#include "loader/folder.h"
+#include "loader/fp8_scales.h"
 #include "loader/gguf.h"
 #include "loader/input_file.h"
 #include "loader/json_config.h"
@@ -19,7 +18,13 @@ namespace vayu::loader {
 namespace {
 
 constexpr int64_t kMaxScaleBytes = 256 << 20;  // of one tensor's scales
-constexpr size_t kMaxShards = 100'000;
+constexpr size_t kMaxShards = 4096;
+constexpr int64_t kMaxIndexBytes = 64 << 20;
+constexpr char kIndexName[] = "model.safetensors.index.json";
+constexpr char kSingleName[] = "model.safetensors";
+
+// Other safetensors beside a model (adapters, the publisher's own layout) go by other names.
+bool is_of_the_model(std::string_view name) { return name.starts_with("model") && name.ends_with(".safetensors"); }
 
 std::optional<DataFormat> weight_format(std::string_view dtype) {
   for (const DataFormat format :
@@ -33,8 +38,8 @@ bool is_fp8(DataFormat format) { return format == DataFormat::kF8E4M3 || format 
 
 // Scales of activations and of the KV cache, and tables that follow from the configuration.
 bool is_passed_over(std::string_view name) {
-  for (const std::string_view ending : {"rotary_emb.inv_freq", ".input_scale", ".input_global_scale", ".k_scale",
-                                        ".v_scale", ".q_scale", ".kv_scale"}) {
+  for (const std::string_view ending : {"rotary_emb.inv_freq", ".input_scale", ".output_scale", ".activation_scale",
+                                        ".input_global_scale", ".k_scale", ".v_scale", ".q_scale", ".kv_scale"}) {
     if (name.ends_with(ending)) return true;
   }
   return false;
@@ -48,22 +53,6 @@ std::string_view scaled_weight(std::string_view name) {
   return {};
 }
 
-// Scales of one FP8 tensor: value [row, col] = stored [row, col] * scale [row / rows, col / cols].
-struct Scales {
-  std::vector<float> values;
-  int64_t block_rows = 1;
-  int64_t block_cols = 1;
-  int64_t per_row = 1;           // blocks along a row
-  int64_t matrix_rows = 0;       // of one matrix of a stack
-  int64_t blocks_per_stack = 0;  // scales of one matrix
-
-  float at(int64_t row, int64_t col) const {
-    const int64_t matrix = row / matrix_rows;
-    const int64_t in_matrix = row % matrix_rows;
-    return values[matrix * blocks_per_stack + in_matrix / block_rows * per_row + col / block_cols];
-  }
-};
-
 class SafetensorsCheckpoint final : public Checkpoint {
  public:
   SafetensorsCheckpoint(std::string path, ScaleBlocks blocks) : path_(std::move(path)), blocks_(blocks) {}
@@ -71,8 +60,8 @@ class SafetensorsCheckpoint final : public Checkpoint {
   // Adds a file; the names it holds.
   Result<std::vector<std::string>> add_file(const std::string& path) {
     VAYU_ASSIGN_OR_RETURN(InputFile file, InputFile::open(path));
-    VAYU_ASSIGN_OR_RETURN(const std::string header, read_header(file));
-    VAYU_ASSIGN_OR_RETURN(std::vector<SafetensorsEntry> entries, parse_safetensors_header(header, file.size(), path));
+    const ReadAt read = [&](int64_t offset, int64_t bytes, std::byte* dst) { return file.read(offset, bytes, dst); };
+    VAYU_ASSIGN_OR_RETURN(std::vector<SafetensorsEntry> entries, parse_safetensors_header(read, file.size(), path));
     std::vector<std::string> names;
     for (SafetensorsEntry& entry : entries) {
       names.push_back(entry.name);
@@ -131,17 +120,8 @@ class SafetensorsCheckpoint final : public Checkpoint {
   Status read_floats(const CheckpointTensor& tensor, int64_t first_row, int64_t num_rows, std::byte* staging,
                      float* dst) const override {
     VAYU_RETURN_IF_ERROR(Checkpoint::read_floats(tensor, first_row, num_rows, staging, dst));
-    const Scales& scales = scales_[&tensor - tensors_.data()];
-    if (scales.values.empty()) return {};
-    const int64_t cols = tensor.cols();
-    for (int64_t r = 0; r < num_rows; ++r) {
-      float* row = dst + r * cols;
-      for (int64_t begin = 0; begin < cols; begin += scales.block_cols) {
-        const float scale = scales.at(first_row + r, begin);
-        const int64_t end = std::min(begin + scales.block_cols, cols);
-        for (int64_t c = begin; c < end; ++c) row[c] *= scale;
-      }
-    }
+    const Fp8Scales& scales = scales_[&tensor - tensors_.data()];
+    if (!scales.values.empty()) scales.apply(first_row, num_rows, tensor.cols(), dst);
     return {};
   }
 
@@ -159,24 +139,6 @@ class SafetensorsCheckpoint final : public Checkpoint {
     size_t file;
     SafetensorsEntry entry;
   };
-
-  static Result<std::string> read_header(const InputFile& file) {
-    uint64_t length = 0;
-    if (file.size() < 8) return make_error(ErrorKind::kCorrupt, "{}: cut inside the header length", file.path());
-    const auto named = [&](const Status& s) {
-      return make_error(s.error().kind, "{}: {}", file.path(), s.error().message);
-    };
-    Status status = file.read(0, 8, reinterpret_cast<std::byte*>(&length));
-    if (!status.ok()) return named(status);
-    if (length > static_cast<uint64_t>(kMaxSafetensorsHeader) || static_cast<int64_t>(length) > file.size() - 8) {
-      return make_error(ErrorKind::kCorrupt, "{}: header length {} is over the limit of {} or past the file's {} bytes",
-                        file.path(), length, kMaxSafetensorsHeader, file.size());
-    }
-    std::string header(length, '\0');
-    status = file.read(8, static_cast<int64_t>(length), reinterpret_cast<std::byte*>(header.data()));
-    if (!status.ok()) return named(status);
-    return header;
-  }
 
   Error corrupt(const Place& place, std::string_view what) const { return error(ErrorKind::kCorrupt, place, what); }
   Error error(ErrorKind kind, const Place& place, std::string_view what) const {
@@ -204,56 +166,19 @@ class SafetensorsCheckpoint final : public Checkpoint {
                    fmt::format("scales a weight of dtype {}", format_info(weight.format).name));
     }
     if (!scales_[index].values.empty()) return corrupt(place, "the weight has two scales");
-    VAYU_ASSIGN_OR_RETURN(Scales scales, shape_scales(place, weight));
-    VAYU_ASSIGN_OR_RETURN(scales.values, read_scale_values(place));
-    for (size_t i = 0; i < scales.values.size(); ++i) {
-      const float v = scales.values[i];
+    std::optional<Fp8Scales> scales = Fp8Scales::layout(weight.shape, place.entry.shape, blocks_);
+    if (!scales) {
+      return corrupt(place, fmt::format("shape ({}) fits neither a scale a tensor, a row, nor a block of {}x{} of ({})",
+                                        fmt::join(place.entry.shape, ", "), blocks_.rows, blocks_.cols,
+                                        fmt::join(weight.shape, ", ")));
+    }
+    VAYU_ASSIGN_OR_RETURN(scales->values, read_scale_values(place));
+    for (size_t i = 0; i < scales->values.size(); ++i) {
+      const float v = scales->values[i];
       if (!(v > 0) || !std::isfinite(v)) return corrupt(place, fmt::format("scale {} is {}, not usable", i, v));
     }
-    scales_[index] = std::move(scales);
+    scales_[index] = std::move(*scales);
     return {};
-  }
-
-  // From the scale's shape: one a tensor, one a row (out) or (out, 1), one a block; all of them once for each matrix of
-  // a stack.
-  Result<Scales> shape_scales(const Place& place, const CheckpointTensor& weight) const {
-    const std::vector<int64_t>& shape = place.entry.shape;
-    const int64_t cols = weight.cols();
-    const bool stack = weight.shape.size() > 2;
-    const int64_t rows = stack ? weight.shape[weight.shape.size() - 2] : weight.rows();
-    const int64_t matrices = weight.rows() / rows;
-    int64_t count = 1;
-    for (const int64_t dim : shape) count *= dim;
-    Scales out;
-    out.matrix_rows = rows;
-    const auto laid_out = [&](int64_t block_rows, int64_t block_cols) {
-      out.block_rows = block_rows;
-      out.block_cols = block_cols;
-      out.per_row = (cols + block_cols - 1) / block_cols;
-      out.blocks_per_stack = (rows + block_rows - 1) / block_rows * out.per_row;
-      return out;
-    };
-    if (count == 1) {
-      out.matrix_rows = weight.rows();
-      out.block_rows = weight.rows();
-      out.block_cols = cols;
-      out.blocks_per_stack = 1;
-      return out;
-    }
-    const std::vector<int64_t> lead(weight.shape.begin(), stack ? weight.shape.end() - 2 : weight.shape.begin());
-    const auto is = [&](std::initializer_list<int64_t> tail) {
-      std::vector<int64_t> expected = lead;
-      expected.insert(expected.end(), tail);
-      return shape == expected;
-    };
-    const int64_t row_blocks = (rows + blocks_.rows - 1) / blocks_.rows;
-    const int64_t col_blocks = (cols + blocks_.cols - 1) / blocks_.cols;
-    if (is({rows}) || is({rows, 1})) return laid_out(1, cols);
-    if (stack && (is({}) || is({1}) || is({1, 1})) && count == matrices) return laid_out(rows, cols);
-    if (is({row_blocks, col_blocks})) return laid_out(blocks_.rows, blocks_.cols);
-    return corrupt(place,
-                   fmt::format("shape ({}) fits neither a scale a tensor, a row, nor a block of {}x{} of ({})",
-                               fmt::join(shape, ", "), blocks_.rows, blocks_.cols, fmt::join(weight.shape, ", ")));
   }
 
   Result<std::vector<float>> read_scale_values(const Place& place) const {
@@ -277,23 +202,9 @@ class SafetensorsCheckpoint final : public Checkpoint {
   std::map<std::string, Place> places_;  // every tensor of every file
   std::vector<CheckpointTensor> tensors_;
   std::vector<const Place*> weight_places_;               // of each of tensors_
-  std::vector<Scales> scales_;                            // of each of tensors_; empty: none
+  std::vector<Fp8Scales> scales_;                         // of each of tensors_; empty: none
   std::unordered_map<std::string_view, size_t> by_name_;  // views of names in tensors_
 };
-
-// A shard's name must be one of a file in the folder itself.
-Status check_shard_name(const std::string& name, const JsonConfig& index) {
-  const bool plain = !name.empty() && name.size() <= 255 && name.front() != '.' && name.ends_with(".safetensors") &&
-                     name.find_first_of(std::string_view("/\\\0", 3)) == std::string::npos;
-  if (plain) return {};
-  return index.corrupt("weight_map", fmt::format("'{}' is no name of a shard in this folder", printable(name)));
-}
-
-Result<std::string> resolve_shard(const std::filesystem::path& folder, const std::string& name,
-                                  const JsonConfig& index) {
-  VAYU_RETURN_IF_ERROR(check_shard_name(name, index));
-  return (folder / name).string();
-}
 
 // The shards of the index, and where it says each tensor is.
 Result<std::map<std::string, std::set<std::string>>> read_index(const JsonConfig& index) {
@@ -307,7 +218,7 @@ Result<std::map<std::string, std::set<std::string>>> read_index(const JsonConfig
     if (!shard.is_string()) return index.corrupt("weight_map", fmt::format("'{}' names no file", printable(tensor)));
     shards[shard.get<std::string>()].insert(tensor);
   }
-  if (shards.size() > kMaxShards) return index.corrupt("weight_map", "over 100,000 shards");
+  if (shards.size() > kMaxShards) return index.corrupt("weight_map", "over 4096 shards");
   return shards;
 }
 
@@ -327,43 +238,47 @@ Status check_shard(const std::string& path, const std::vector<std::string>& foun
   return {};
 }
 
-Status add_shards(SafetensorsCheckpoint& checkpoint, const std::filesystem::path& folder,
-                  const std::filesystem::path& index_path) {
-  std::ifstream in(index_path, std::ios::binary);
-  std::ostringstream text;
-  if (!in || !(text << in.rdbuf())) return make_error(ErrorKind::kIo, "{}: cannot be read", index_path.string());
-  VAYU_ASSIGN_OR_RETURN(const auto index, JsonConfig::parse(text.str(), index_path.string()));
+Status add_shards(SafetensorsCheckpoint& checkpoint, const std::string& folder, const std::vector<std::string>& names) {
+  VAYU_ASSIGN_OR_RETURN(const std::string text, read_from_folder(folder, kIndexName, kMaxIndexBytes));
+  const std::string index_path = folder + "/" + kIndexName;
+  VAYU_ASSIGN_OR_RETURN(const auto index, JsonConfig::parse(text, index_path));
   VAYU_ASSIGN_OR_RETURN(const auto shards, read_index(*index));
   for (const auto& [shard, tensors] : shards) {
-    VAYU_ASSIGN_OR_RETURN(const std::string path, resolve_shard(folder, shard, *index));
+    if (!is_plain_file_name(shard) || !shard.ends_with(".safetensors")) {
+      return index->corrupt("weight_map", fmt::format("'{}' is no name of a shard in this folder", printable(shard)));
+    }
+    VAYU_ASSIGN_OR_RETURN(const std::string path, find_in_folder(folder, shard));
+    if (path.empty()) {
+      return make_error(ErrorKind::kIo, "{}: shard '{}' is missing from the folder", index_path, printable(shard));
+    }
     VAYU_ASSIGN_OR_RETURN(const std::vector<std::string> found, checkpoint.add_file(path));
     VAYU_RETURN_IF_ERROR(check_shard(path, found, tensors, *index));
   }
-  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
-    const std::string name = entry.path().filename().string();
-    if (name.ends_with(".safetensors") && !shards.contains(name)) {
-      return make_error(ErrorKind::kCorrupt, "{}: not listed in {}", entry.path().string(), index_path.string());
-    }
+  for (const std::string& name : names) {
+    if (!is_of_the_model(name) || shards.contains(name)) continue;
+    return make_error(ErrorKind::kCorrupt, "{}/{}: is not listed in {}", folder, printable(name), index_path);
   }
+  return {};
+}
+
+Status add_single(SafetensorsCheckpoint& checkpoint, const std::string& folder, const std::vector<std::string>& names) {
+  for (const std::string& name : names) {
+    if (!is_of_the_model(name) || name == kSingleName) continue;
+    return make_error(ErrorKind::kCorrupt, "{}/{}: a shard, but {} is missing", folder, printable(name), kIndexName);
+  }
+  VAYU_ASSIGN_OR_RETURN(const std::string path, find_in_folder(folder, kSingleName));
+  if (path.empty()) return make_error(ErrorKind::kIo, "{}: holds neither {} nor {}", folder, kSingleName, kIndexName);
+  VAYU_RETURN_IF_ERROR(checkpoint.add_file(path));
   return {};
 }
 
 }  // namespace
 
 Result<std::shared_ptr<const Checkpoint>> open_safetensors(const std::string& folder, const ScaleBlocks& blocks) {
-  namespace fs = std::filesystem;
-  const fs::path root(folder);
-  const fs::path index = root / "model.safetensors.index.json";
-  const fs::path single = root / "model.safetensors";
-  std::error_code ignored;
+  VAYU_ASSIGN_OR_RETURN(const std::vector<std::string> names, list_folder(folder));
+  const bool sharded = std::binary_search(names.begin(), names.end(), std::string_view(kIndexName));
   auto checkpoint = std::make_shared<SafetensorsCheckpoint>(folder, blocks);
-  if (fs::exists(index, ignored)) {
-    VAYU_RETURN_IF_ERROR(add_shards(*checkpoint, root, index));
-  } else if (fs::exists(single, ignored)) {
-    VAYU_RETURN_IF_ERROR(checkpoint->add_file(single.string()));
-  } else {
-    return make_error(ErrorKind::kIo, "{}: holds neither model.safetensors nor model.safetensors.index.json", folder);
-  }
+  VAYU_RETURN_IF_ERROR(sharded ? add_shards(*checkpoint, folder, names) : add_single(*checkpoint, folder, names));
   VAYU_RETURN_IF_ERROR(checkpoint->index());
   return std::shared_ptr<const Checkpoint>(std::move(checkpoint));
 }

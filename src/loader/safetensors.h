@@ -6,17 +6,12 @@
 #include <string>
 
 #include "loader/checkpoint.h"
+#include "loader/fp8_scales.h"
 
 namespace vayu::loader {
 
-// How FP8 scales lie over a matrix when nothing in the tensor's own shape says so.
-struct ScaleBlocks {
-  int64_t rows = 128;
-  int64_t cols = 128;
-};
-
-// folder: holds model.safetensors, or the index and its shards (the index wins when both are there, and then the single
-// file must be one of its shards).
+// folder: holds model.safetensors, or the index and its shards. The index wins when both are there, and then every
+// model*.safetensors must be one of its shards; without it there must be no other. Files of other names are left alone.
 //
 // FP8 tensors bring scales as `<name>_scale` or `<name>_scale_inv` (both multiply), F32, F16 or BF16: one a tensor, one
 // a row, or one a block of `blocks`; of a stack, the same for each matrix in it. Scales of activations and of the KV

@@ -1,6 +1,7 @@
 #include "loader/safetensors_header.h"
 
 #include <algorithm>
+#include <iterator>
 #include <nlohmann/json.hpp>
 
 #include "loader/gguf.h"
@@ -12,6 +13,86 @@ using Json = nlohmann::json;
 
 constexpr size_t kMaxDims = 8;
 constexpr size_t kMaxName = 1 << 10;
+constexpr size_t kMaxEntries = 1 << 16;
+constexpr size_t kMaxNames = 16 << 20;  // bytes of all names
+constexpr int64_t kMaxToken = 4 << 20;  // bytes of one string or number; the parser holds a token in whole
+constexpr int64_t kPieceBytes = 1 << 16;
+
+// The header's characters, fetched in pieces. Ends early at a read error and at a token over kMaxToken; fault() says
+// so.
+class HeaderText {
+ public:
+  HeaderText(const ReadAt& read, int64_t offset, int64_t bytes) : read_(read), next_(offset), left_(bytes) { fetch(); }
+
+  bool ended() const { return at_ == piece_.size(); }
+  char current() const { return piece_[at_]; }
+  void advance() {
+    watch(piece_[at_]);
+    if (++at_ == piece_.size()) fetch();
+  }
+  const Status& fault() const { return fault_; }
+
+ private:
+  void fetch() {
+    piece_.resize(fault_.ok() ? static_cast<size_t>(std::min(left_, kPieceBytes)) : 0);
+    at_ = 0;
+    const auto bytes = static_cast<int64_t>(piece_.size());
+    if (bytes > 0) fail(read_(next_, bytes, reinterpret_cast<std::byte*>(piece_.data())));
+    next_ += bytes;
+    left_ -= bytes;
+  }
+  void fail(Status status) {
+    if (status.ok()) return;
+    fault_ = std::move(status);
+    piece_.clear();
+    at_ = 0;
+  }
+  void watch(char c) {
+    const bool closes =
+        in_string_ ? c == '"' && !escaped_ : std::string_view(" \t\r\n,:{}[]\"").find(c) != std::string_view::npos;
+    escaped_ = in_string_ && c == '\\' && !escaped_;
+    if (closes && c == '"') in_string_ = !in_string_;
+    token_bytes_ = closes ? 0 : token_bytes_ + 1;
+    if (token_bytes_ <= kMaxToken) return;
+    left_ = 0;
+    at_ = piece_.size() - 1;
+    fault_ = make_error(ErrorKind::kCorrupt, "a string or number over {} bytes", kMaxToken);
+  }
+
+  const ReadAt& read_;
+  int64_t next_;
+  int64_t left_;
+  std::string piece_;
+  size_t at_ = 0;
+  bool in_string_ = false;
+  bool escaped_ = false;
+  int64_t token_bytes_ = 0;
+  Status fault_;
+};
+
+// What the JSON parser takes: a pair of input iterators; a default one is the end.
+class HeaderIterator {
+ public:
+  using iterator_category = std::input_iterator_tag;
+  using value_type = char;
+  using difference_type = std::ptrdiff_t;
+  using pointer = const char*;
+  using reference = char;
+
+  HeaderIterator() = default;
+  explicit HeaderIterator(HeaderText* text) : text_(text) {}
+  char operator*() const { return text_->current(); }
+  HeaderIterator& operator++() {
+    text_->advance();
+    return *this;
+  }
+  HeaderIterator operator++(int) { return ++*this; }
+  bool operator==(const HeaderIterator& other) const { return ended() == other.ended(); }
+
+ private:
+  bool ended() const { return !text_ || text_->ended(); }
+  HeaderText* text_ = nullptr;
+};
 
 // Receives the parser's events, so that no tree is built and depth costs nothing: the header is an object of objects
 // whose values are strings and lists of integers.
@@ -24,6 +105,8 @@ class HeaderReader : public nlohmann::json_sax<Json> {
     if (++depth_ > 2 || in_list_) return fail("an object where none belongs");
     if (depth_ == 2 && !metadata_) {
       if (name_.size() > kMaxName) return fail("a name over 1024 bytes");
+      names_bytes_ += name_.size();
+      if (entries_.size() == kMaxEntries || names_bytes_ > kMaxNames) return fail("too many tensors");
       entries_.push_back({});
       entries_.back().name = name_;
       entries_.back().begin = entries_.back().end = -1;
@@ -111,6 +194,7 @@ class HeaderReader : public nlohmann::json_sax<Json> {
   Seen seen_;
   int depth_ = 0;
   int offsets_ = 0;
+  size_t names_bytes_ = 0;
   bool in_list_ = false;
   bool metadata_ = false;
 };
@@ -128,9 +212,21 @@ Status check_size(const SafetensorsEntry& entry, const std::string& file) {
   int64_t total_bits = 0;
   if (__builtin_mul_overflow(elements, int64_t{bits}, &total_bits)) return corrupt("a shape that no file can hold");
   if (entry.end < entry.begin) return corrupt("data_offsets run backwards");
-  if ((total_bits + 7) / 8 != entry.end - entry.begin) {
+  const int64_t bytes = total_bits / 8 + (total_bits % 8 != 0 ? 1 : 0);
+  if (bytes != entry.end - entry.begin) {
     return corrupt(fmt::format("shape ({}) of {} is {} bytes, data_offsets span {}", fmt::join(entry.shape, ", "),
-                               entry.dtype, (total_bits + 7) / 8, entry.end - entry.begin));
+                               entry.dtype, bytes, entry.end - entry.begin));
+  }
+  return {};
+}
+
+// Leaves the entries sorted by name.
+Status check_names(std::vector<SafetensorsEntry>& entries, const std::string& file) {
+  std::sort(entries.begin(), entries.end(), [](const auto& a, const auto& b) { return a.name < b.name; });
+  for (size_t i = 1; i < entries.size(); ++i) {
+    if (entries[i].name != entries[i - 1].name) continue;
+    return make_error(ErrorKind::kCorrupt, "{}: tensor '{}' stands twice in the header", file,
+                      printable(entries[i].name));
   }
   return {};
 }
@@ -163,25 +259,29 @@ int safetensors_dtype_bits(std::string_view dtype) {
   return 0;
 }
 
-Result<std::vector<SafetensorsEntry>> parse_safetensors_header(std::string_view header, int64_t file_bytes,
+Result<std::vector<SafetensorsEntry>> parse_safetensors_header(const ReadAt& read, int64_t file_bytes,
                                                                const std::string& file) {
+  if (file_bytes < 8) return make_error(ErrorKind::kCorrupt, "{}: cut inside the header's length", file);
+  uint64_t length = 0;
+  Status status = read(0, 8, reinterpret_cast<std::byte*>(&length));
+  if (!status.ok()) return make_error(status.error().kind, "{}: {}", file, status.error().message);
+  if (length > static_cast<uint64_t>(kMaxSafetensorsHeader) || static_cast<int64_t>(length) > file_bytes - 8) {
+    return make_error(ErrorKind::kCorrupt, "{}: header length {} is over the limit of {} or past the file's {} bytes",
+                      file, length, kMaxSafetensorsHeader, file_bytes);
+  }
   std::vector<SafetensorsEntry> entries;
+  HeaderText text(read, 8, static_cast<int64_t>(length));
   HeaderReader reader(entries, file);
-  if (!Json::sax_parse(header, &reader)) {
-    return Error{ErrorKind::kCorrupt,
-                 reader.fault().empty() ? fmt::format("{}: header: not valid JSON", file) : reader.fault(),
-                 {}};
+  const bool parsed = Json::sax_parse(HeaderIterator(&text), HeaderIterator(), &reader);
+  if (!text.fault().ok()) {
+    return make_error(text.fault().error().kind, "{}: header: {}", file, text.fault().error().message);
   }
+  if (!parsed) return Error{ErrorKind::kCorrupt, reader.fault(), {}};
   for (const SafetensorsEntry& entry : entries) VAYU_RETURN_IF_ERROR(check_size(entry, file));
-  std::sort(entries.begin(), entries.end(), [](const auto& a, const auto& b) { return a.name < b.name; });
-  for (size_t i = 1; i < entries.size(); ++i) {
-    if (entries[i].name != entries[i - 1].name) continue;
-    return make_error(ErrorKind::kCorrupt, "{}: tensor '{}' stands twice in the header", file,
-                      printable(entries[i].name));
-  }
+  VAYU_RETURN_IF_ERROR(check_names(entries, file));
   std::stable_sort(entries.begin(), entries.end(),
                    [](const auto& a, const auto& b) { return std::pair(a.begin, a.end) < std::pair(b.begin, b.end); });
-  const int64_t data_begin = 8 + static_cast<int64_t>(header.size());
+  const int64_t data_begin = 8 + static_cast<int64_t>(length);
   VAYU_RETURN_IF_ERROR(check_tiling(entries, file_bytes - data_begin, file));
   for (SafetensorsEntry& entry : entries) {
     entry.begin += data_begin;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -10,7 +11,7 @@
 
 namespace vayu::loader {
 
-constexpr int64_t kMaxSafetensorsHeader = 100'000'000;  // bytes, as the format says
+constexpr int64_t kMaxSafetensorsHeader = 100'000'000;  // bytes; the format's own limit
 
 struct SafetensorsEntry {
   std::string name;
@@ -20,9 +21,13 @@ struct SafetensorsEntry {
   int64_t end = 0;
 };
 
-// header: the JSON. Entries come sorted by offset and together cover the data without overlaps or holes. Errors are
-// kCorrupt and name `file` and the tensor.
-Result<std::vector<SafetensorsEntry>> parse_safetensors_header(std::string_view header, int64_t file_bytes,
+// Reads `bytes` bytes at `offset` of the file.
+using ReadAt = std::function<Status(int64_t offset, int64_t bytes, std::byte* dst)>;
+
+// Entries come sorted by offset and together cover the data without overlaps or holes. The JSON passes through in small
+// pieces: a hostile header costs no more memory than the tensors it names, at most 65,536 with 16 MiB of names. Errors:
+// those of `read`, and kCorrupt; all name `file`, and the tensor where there is one.
+Result<std::vector<SafetensorsEntry>> parse_safetensors_header(const ReadAt& read, int64_t file_bytes,
                                                                const std::string& file);
 
 // Bits of one element; 0 for a dtype that the format does not have.
