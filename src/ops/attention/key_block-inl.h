@@ -6,6 +6,8 @@
 #define VAYU_OPS_ATTENTION_KEY_BLOCK_INL_H_
 #endif
 
+#include <algorithm>
+
 #include "hwy/highway.h"
 #include "ops/attention/attention_plan.h"
 #include "ops/cpu/vector_math-inl.h"
@@ -23,7 +25,8 @@ struct Work {
   int group = 0;
   int32_t first_visible = 0;  // keys the first token sees; every later token sees one more
   float scale = 1;
-  int64_t dim = 0;
+  int64_t dim = 0;    // of K, padded to whole vectors; between rows of all buffers
+  int64_t v_dim = 0;  // of V, padded too
   int64_t scores_stride = 0;
   float* q = nullptr;       // (num_queries, dim)
   float* scores = nullptr;  // (num_queries, scores_stride), then the weights
@@ -125,14 +128,38 @@ struct ConvertedSource {
       for (; dim < work.dim; ++dim) dst[dim] = 0;
     }
   }
-  // Values that are the leading dimensions of the keys: turned round from (head_dim, page_size).
+  // Values that are the leading dimensions of the keys: turned round from (head_dim, page_size), 16 tokens x 16
+  // dimensions at a time where pages allow it.
   static void latents(const Work& work, int32_t first, int count) {
     const KvLayer& kv = *work.kv;
-    for (int i = 0; i < count; ++i) {
+    constexpr int kTile = 16;
+    const bool whole_tiles = kv.page_size % kTile == 0 && kv.latent_dim % kTile == 0;
+    for (int i = 0; i < count; i += whole_tiles ? kTile : 1) {
       const T* src = head_base<T>(work, first + i) + (first + i) % kv.page_size;
       float* dst = work.block + i * work.dim;
-      for (int64_t dim = 0; dim < kv.latent_dim; ++dim) dst[dim] = scalar_as_float(src + dim * kv.page_size);
-      for (int64_t dim = kv.latent_dim; dim < work.dim; ++dim) dst[dim] = 0;
+      if (whole_tiles) {
+        for (int64_t dim = 0; dim < kv.latent_dim; dim += kTile) {
+          turn_tile(src + dim * kv.page_size, kv.page_size, dst + dim, work.dim);
+        }
+      } else {
+        for (int64_t dim = 0; dim < kv.latent_dim; ++dim) dst[dim] = scalar_as_float(src + dim * kv.page_size);
+      }
+      for (int t = 0; t < (whole_tiles ? kTile : 1); ++t) {
+        std::fill(dst + t * work.dim + kv.latent_dim, dst + t * work.dim + work.v_dim, 0.0f);
+      }
+    }
+  }
+  // dst[t][d] = src[d][t]
+  static void turn_tile(const T* src, int64_t src_stride, float* dst, int64_t dst_stride) {
+    const hn::ScalableTag<float> d;
+    const int lanes = static_cast<int>(hn::Lanes(d));
+    constexpr int kTile = 16;
+    HWY_ALIGN float tile[kTile][kTile];
+    for (int r = 0; r < kTile; ++r) {
+      for (int t = 0; t < kTile; t += lanes) hn::Store(load_as_float(d, src + r * src_stride + t), d, tile[r] + t);
+    }
+    for (int t = 0; t < kTile; ++t) {
+      for (int r = 0; r < kTile; ++r) dst[t * dst_stride + r] = tile[r][t];
     }
   }
 };

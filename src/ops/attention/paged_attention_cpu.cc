@@ -4,6 +4,7 @@
 //
 // Prefill: up to 96 queries (tokens x the heads of a group) share 64 keys converted to float, in tiles of 6 queries.
 // Decode: the heads of a group are one tile that reads the pages directly; the chunks of a long row go to all threads.
+// Latent attention has heads enough in a decode row for the way of prefill; its values are the keys, turned round.
 #include "ops/attention/paged_attention.h"
 
 #include "ops/attention/attention_plan.h"
@@ -47,7 +48,7 @@ template <class T>
 void add_values(const Work& work, const KeyBlock<T>& block, int q, int rows, const float* weights, int first,
                 int count) {
   const int64_t lanes = hn::Lanes(hn::ScalableTag<float>());
-  const int vectors = static_cast<int>(work.dim / lanes);
+  const int vectors = static_cast<int>(work.v_dim / lanes);
   constexpr int kMaxVectors = 16;
   const T* columns[kMaxVectors];
   for (int begin = 0; begin < vectors; begin += kMaxVectors) {
@@ -192,6 +193,7 @@ Work make_work(const PagedAttentionArgs& args, const AttentionLayout& layout, co
   work.first_visible = args.kv_lens[unit.row] - row_tokens + unit.first_token + 1;
   work.scale = args.scale;
   work.dim = layout.dim;
+  work.v_dim = args.kv.latent_dim > 0 ? (args.kv.latent_dim + 15) / 16 * 16 : layout.dim;
   work.scores_stride = layout.scores_stride;
   const auto take = [&buffers](int64_t floats) {
     float* p = buffers;

@@ -23,7 +23,18 @@ struct Shape {
   int group;
   int head_dim;
   int page_size;
+  int latent_dim = 0;  // > 0: V is the beginning of K
   int num_q_heads() const { return num_kv_heads * group; }
+  int v_dim() const { return latent_dim > 0 ? latent_dim : head_dim; }
+  KvLayer layer(KvFormat format) const {
+    KvLayer kv;
+    kv.format = format;
+    kv.num_kv_heads = num_kv_heads;
+    kv.head_dim = head_dim;
+    kv.latent_dim = latent_dim;
+    kv.page_size = page_size;
+    return kv;
+  }
 };
 
 // One sequence: K and V of every token as floats, and a query for every token.
@@ -42,10 +53,10 @@ class TestBatch {
  public:
   TestBatch(const Shape& shape, KvFormat format, int64_t max_pages, TestRandom& random)
       : shape_(shape),
-        memory_(max_pages * KvLayer{nullptr, format, shape.num_kv_heads, shape.head_dim, shape.page_size}.page_bytes(),
-                0xFF),
+        memory_(max_pages * shape.layer(format).page_bytes(), 0xFF),
+        kv_(shape.layer(format)),
         free_pages_(max_pages) {
-    kv_ = {memory_.data(), format, shape.num_kv_heads, shape.head_dim, shape.page_size};
+    kv_.pages = memory_.data();
     std::iota(free_pages_.begin(), free_pages_.end(), 0);
     std::shuffle(free_pages_.begin(), free_pages_.end(), random.engine());
   }
@@ -64,7 +75,7 @@ class TestBatch {
         for (int d = 0; d < shape_.head_dim; ++d) {
           const int64_t i = (int64_t{t} * shape_.num_kv_heads + h) * shape_.head_dim + d;
           store_kv(kv_, k_index(kv_, page, h, t % shape_.page_size, d), s.k[i]);
-          store_kv(kv_, v_index(kv_, page, h, t % shape_.page_size, d), s.v[i]);
+          if (shape_.latent_dim == 0) store_kv(kv_, v_index(kv_, page, h, t % shape_.page_size, d), s.v[i]);
         }
       }
     }
@@ -80,7 +91,7 @@ class TestBatch {
 
   std::vector<float> run(const OpContext& ctx) const {
     const int64_t width = int64_t{shape_.num_q_heads()} * shape_.head_dim;
-    std::vector<float> out(qo_indptr_.back() * width, kNaN);
+    std::vector<float> out(int64_t{qo_indptr_.back()} * shape_.num_q_heads() * shape_.v_dim(), kNaN);
     const int64_t max_context = *std::max_element(kv_lens_.begin(), kv_lens_.end());
     TestScratch scratch(
         paged_attention_scratch_bytes(ctx, shape_.num_q_heads(), kv_, qo_indptr_.back() + 3, max_context + 300));
@@ -157,6 +168,30 @@ TEST(PagedAttention, CpuMatchesReferenceOnRaggedBatches) {
   }
 }
 
+// Latent attention: one KV head whose V is the beginning of its K. The last shapes are those of a 105B model, and the
+// many heads of its decode rows.
+TEST(PagedAttention, CpuMatchesReferenceOnLatents) {
+  TestRandom random;
+  const Shape shapes[] = {{1, 8, 160, 16, 128}, {1, 5, 48, 24, 32},    {1, 3, 26, 1, 20},
+                          {1, 4, 576, 64, 512}, {1, 64, 576, 16, 512}, {1, 130, 40, 16, 16}};
+  for (auto [format, absolute] : kFormats) {
+    if (kSanitized && format != KvFormat::kF16) continue;
+    for (const Shape& shape : shapes) {
+      const bool large = shape.group * shape.head_dim > 4000;
+      if (kSanitized && large) continue;
+      TestBatch batch(shape, format, 3 * (600 / shape.page_size + 2), random);
+      for (int32_t q_len : {1, large ? 2 : 40, 1}) {
+        const int32_t kv_len = q_len + static_cast<int32_t>(random.integer(0, large ? 270 : 540));
+        batch.add_row(random_sequence(random, shape, kv_len), q_len, kv_len);
+      }
+      const std::vector<float> expected = batch.run({Backend::kReference, nullptr});
+      for_each_cpu_variant([&](const OpContext& ctx, const std::string& name) {
+        expect_near(batch.run(ctx), expected, absolute, name + " dim " + std::to_string(shape.head_dim));
+      });
+    }
+  }
+}
+
 TEST(PagedAttention, ManyRows) {
   TestRandom random;
   const Shape shape{3, 3, 64, 16};
@@ -191,11 +226,11 @@ TEST(PagedAttention, ResultsDoNotDependOnTheBatch) {
   TestRandom random;
   for (auto [format, absolute] : kFormats) {
     if (kSanitized && format != KvFormat::kF16) continue;
-    for (int group : {1, 3, 16}) {
-      const Shape shape{group == 1 ? 2 : 1, group, 64, 16};
+    const Shape shapes[] = {{2, 1, 64, 16}, {1, 3, 64, 16}, {1, 16, 64, 16}, {1, 4, 80, 16, 48}};
+    for (const Shape& shape : shapes) {
       const int32_t tokens = static_cast<int32_t>(random.integer(520, 560));  // three chunks of keys
       const Sequence s = random_sequence(random, shape, tokens);
-      const int64_t width = int64_t{shape.num_q_heads()} * shape.head_dim;
+      const int64_t width = int64_t{shape.num_q_heads()} * shape.v_dim();
       for_each_cpu_variant([&](const OpContext& ctx, const std::string& name) {
         TestBatch whole(shape, format, 100, random);
         whole.add_row(s, tokens, tokens);
@@ -213,12 +248,29 @@ TEST(PagedAttention, ResultsDoNotDependOnTheBatch) {
             batch.add_row(s, q_len, done + q_len);
             const std::vector<float> out = batch.run(ctx);
             ASSERT_TRUE(std::equal(out.begin() + neighbours * 10 * width, out.end(), expected.begin() + done * width))
-                << name << ", group " << group << ", page " << page_size << ", tokens " << done << " + " << q_len;
+                << name << ", group " << shape.group << ", page " << page_size << ", tokens " << done << " + " << q_len;
           }
         }
       });
     }
   }
+}
+
+TEST(PagedAttention, MaskedLatentsDoNotLeak) {
+  TestRandom random;
+  const Shape shape{1, 8, 80, 16, 64};
+  Sequence s = random_sequence(random, shape, 120);
+  for (int64_t i = 100 * shape.head_dim; i < 120 * shape.head_dim; ++i) s.k[i] = kNaN;
+  for_each_cpu_variant([&](const OpContext& ctx, const std::string& name) {
+    TestBatch clean(shape, KvFormat::kBF16, 20, random);
+    clean.add_row(s, 40, 100);
+    const std::vector<float> expected = clean.run(ctx);
+    TestBatch batch(shape, KvFormat::kBF16, 20, random);
+    batch.add_row(s, 60, 120);
+    const std::vector<float> out = batch.run(ctx);
+    ASSERT_TRUE(std::equal(expected.begin(), expected.end(), out.begin())) << name;
+    ASSERT_TRUE(std::all_of(out.begin() + expected.size(), out.end(), [](float v) { return std::isnan(v); })) << name;
+  });
 }
 
 // Tokens after the one computed are in the same page with garbage, and a query with NaN spoils its own token only.
