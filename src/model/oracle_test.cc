@@ -176,6 +176,19 @@ TEST_P(Oracle, LogitsAndExpertsEqual) {
   }
 }
 
+// Where transformers has the model itself, or one that computes the same (DeepSeek-V3 for sarvam_mla).
+TEST(Transformers, LogitsAndExpertsEqual) {
+  for (const char* variant : {"qwen3", "qwen3_moe", "qwen3_moe_unnormalised", "qwen3_moe_dense_layer", "llama_llama3",
+                              "llama_yarn", "sarvam_mla_flat"}) {
+    SCOPED_TRACE(variant);
+    const Golden golden =
+        testing::read_golden(golden_path(fmt::format("goldens/{}.transformers.safetensors", variant)));
+    const RunResult got = run(config_of(golden), golden.integers("tokens"), {});
+    EXPECT_LT(worst_error(golden, got), kTolerance);
+    expect_same_experts(golden, got);
+  }
+}
+
 TEST_P(Oracle, TokenByTokenEqualsPrefill) {
   const RunResult whole = run(config_, tokens_, {});
   const RunResult steps = run(config_, tokens_, {.chunk = 1});

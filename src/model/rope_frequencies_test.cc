@@ -86,6 +86,57 @@ TEST(RopeFrequencies, Yarn) {
   EXPECT_EQ(scaled_context(rope, 163840), 163840);  // the stated length may already be the extended one
 }
 
+// Where a range that is not rounded begins and ends: 10.4722 and 22.5134 of the table above.
+TEST(RopeFrequencies, YarnWithoutRounding) {
+  RopeConfig rope = plain(64, 10000.0);
+  rope.scaling = RopeScaling::kYarn;
+  rope.factor = 40;
+  rope.original_context = 4096;
+  rope.truncate = false;
+  const auto out = *rope_frequencies(rope, {});
+  expect_close(out.inv_freq[10], std::pow(10.0, -1.25));
+  expect_close(out.inv_freq[23], std::pow(10.0, -2.875) / 40);
+  const double low = 32 * std::log(4096 / (64 * M_PI)) / std::log(10000.0);
+  const double high = 32 * std::log(4096 / (2 * M_PI)) / std::log(10000.0);
+  EXPECT_NEAR(low, 10.4722, 1e-4);
+  EXPECT_NEAR(high, 22.5134, 1e-4);
+  const double ramp = (16 - low) / (high - low);
+  expect_close(out.inv_freq[16], 0.01 * (1 - ramp) + 0.01 / 40 * ramp);
+}
+
+// A short original context: the range starts below the first pair. 32 dimensions, 256 tokens: pairs 0 to 7.
+TEST(RopeFrequencies, YarnRangeIsClamped) {
+  RopeConfig rope = plain(32, 10000.0);
+  rope.scaling = RopeScaling::kYarn;
+  rope.factor = 40;
+  rope.original_context = 256;
+  const auto out = *rope_frequencies(rope, {});
+  EXPECT_EQ(out.inv_freq[0], 1.0f);
+  const double freq = std::pow(10000.0, -6.0 / 32);
+  expect_close(out.inv_freq[3], freq * (1 - 3.0 / 7) + freq / 40 * (3.0 / 7));
+  expect_close(out.inv_freq[7], std::pow(10000.0, -14.0 / 32) / 40);
+}
+
+TEST(RopeFrequencies, YarnTemperature) {
+  RopeConfig rope = plain(64, 10000.0);
+  rope.scaling = RopeScaling::kYarn;
+  rope.factor = 40;
+  rope.original_context = 4096;
+  EXPECT_NEAR(yarn_mscale(40, 1), 1.3688879454, 1e-10);
+  EXPECT_EQ(yarn_mscale(1, 1), 1);
+  EXPECT_EQ(yarn_mscale(40, 0), 1);
+  rope.mscale = 1;  // one of the two alone changes nothing
+  EXPECT_NEAR(rope_frequencies(rope, {})->attention_factor, 1.3688879454, 1e-6);
+  rope.mscale_all_dim = 1;
+  EXPECT_EQ(rope_frequencies(rope, {})->attention_factor, 1.0f);
+  rope.mscale = 2;
+  EXPECT_NEAR(rope_frequencies(rope, {})->attention_factor, 1.7377758909 / 1.3688879454, 1e-6);
+  rope.temperature = 0.75;  // stated outright
+  EXPECT_EQ(rope_frequencies(rope, {})->attention_factor, 0.75f);
+  rope.temperature = -1;
+  EXPECT_EQ(rope_frequencies(rope, {}).error().kind, ErrorKind::kCorrupt);
+}
+
 TEST(RopeFrequencies, YarnFactors) {
   RopeConfig rope = plain(64, 10000.0);
   rope.scaling = RopeScaling::kYarn;
