@@ -99,6 +99,39 @@ TEST(RopeKvWrite, ReferenceOnAKnownCase) {
   EXPECT_EQ(std::count_if(out.pages.begin(), out.pages.end(), [](float v) { return !std::isnan(v); }), 8);
 }
 
+// Norm, then rotation. With weights that differ within a pair the other order gives other numbers.
+TEST(RopeKvWrite, HeadsAreNormedBeforeTheyAreRotated) {
+  Case c;
+  c.args.num_q_heads = 1;
+  c.args.num_tokens = 1;
+  c.args.rotary_dim = 2;
+  c.args.norm_eps = 0;
+  c.args.kv.format = KvFormat::kF32;
+  c.args.kv.num_kv_heads = 1;
+  c.args.kv.head_dim = 2;
+  c.args.kv.page_size = 1;
+  c.qkv = {3, 4, 6, 8, 10, 11};  // Q, K, V; root mean squares of Q and K: 5 / sqrt(2), 10 / sqrt(2)
+  c.q_norm = {2, -1};
+  c.k_norm = {1, 3};
+  c.inv_freq = {0.5f};
+  c.positions = {3};
+  c.slots = {0};
+  c.num_pages = 1;
+  const float cos = std::cos(1.5f), sin = std::sin(1.5f), root = std::sqrt(2.0f);
+  const float q[] = {root * 1.2f, root * -0.8f};
+  const float k[] = {root * 0.6f, root * 2.4f};
+  const auto check = [&](const Output& out, const std::string& name) {
+    EXPECT_NEAR(out.qkv[0], q[0] * cos - q[1] * sin, 1e-6) << name;
+    EXPECT_NEAR(out.qkv[1], q[1] * cos + q[0] * sin, 1e-6) << name;
+    EXPECT_NEAR(out.pages[0], k[0] * cos - k[1] * sin, 1e-6) << name;
+    EXPECT_NEAR(out.pages[1], k[1] * cos + k[0] * sin, 1e-6) << name;
+    EXPECT_EQ(out.pages[2], 10) << name;
+    EXPECT_EQ(out.pages[3], 11) << name;
+  };
+  check(run({Backend::kReference, nullptr}, c), "reference");
+  for_each_cpu_variant([&](const OpContext& ctx, const std::string& name) { check(run(ctx, c), name); });
+}
+
 TEST(RopeKvWrite, CpuMatchesReference) {
   TestRandom random;
   for (auto [format, relative] : kFormats) {
