@@ -35,6 +35,7 @@ constexpr int64_t kShortChunkCols = 256;
 // enough to make the unpacking cheap.
 constexpr int64_t kGroupsPerBlock = 8;
 constexpr int64_t kMaxItemTiles = 4;
+constexpr int64_t kSegmentBytes = 128;  // of scratch, for a group of grouped_linear
 
 struct ActivationLayout {
   uint8_t* one_group = nullptr;   // 16-bit codes, sums over 32
@@ -68,6 +69,7 @@ struct Segment {
   int64_t items_per_block() const { return (num_tiles + tiles_per_item() - 1) / tiles_per_item(); }
   int64_t num_items() const { return (groups.num_groups + kGroupsPerBlock - 1) / kGroupsPerBlock * items_per_block(); }
 };
+static_assert(sizeof(Segment) <= kSegmentBytes);
 
 struct Job {
   const CpuMatrix* weight;
@@ -237,7 +239,9 @@ ActivationLayout place_activations(const CpuMatrix& weight, int64_t num_tokens, 
 
 void run_job(ThreadPool& pool, const Job& job) {
   pool.parallel_for(job.num_groups, 1, [&](int64_t begin, int64_t end, int) { pack_activations(job, begin, end); });
-  const int64_t grain = std::max<int64_t>(1, job.num_items / (8 * pool.num_threads()));
+  int64_t grain = std::max<int64_t>(1, job.num_items / (8 * pool.num_threads()));
+  // An item of a group with many rows costs up to a hundred times that of a group with one.
+  if (job.num_segments > 1) grain = std::min(grain, kMaxItemTiles);
   pool.parallel_for(job.num_items, grain, [&](int64_t begin, int64_t end, int) { multiply_items(job, begin, end); });
 }
 
@@ -275,9 +279,8 @@ void grouped_job(ThreadPool& pool, const CpuMatrix& weight, const GroupedLinearA
     segments[job.num_segments++] = segment;
   }
   if (job.num_segments == 0) return;
-  const int64_t segment_bytes = align_64(args.num_groups * static_cast<int64_t>(sizeof(Segment)));
   job.acts = place_activations(weight, args.group_indptr[args.num_groups],
-                               static_cast<std::byte*>(args.scratch) + segment_bytes);
+                               static_cast<std::byte*>(args.scratch) + args.num_groups * kSegmentBytes);
   run_job(pool, job);
 }
 
@@ -340,7 +343,7 @@ void linear_cpu(ThreadPool& pool, const LinearArgs& args) {
 }
 
 int64_t grouped_linear_scratch_bytes_cpu(int64_t max_rows, int64_t max_cols, int32_t max_groups) {
-  return align_64(max_groups * int64_t{128}) + linear_scratch_bytes_cpu(max_rows, max_cols);
+  return max_groups * kSegmentBytes + linear_scratch_bytes_cpu(max_rows, max_cols);
 }
 
 void grouped_linear_cpu(ThreadPool& pool, const GroupedLinearArgs& args) {

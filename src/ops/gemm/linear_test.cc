@@ -11,6 +11,7 @@
 #include <random>
 
 #include "ops/cpu/thread_pool.h"
+#include "ops/gemm/matrix_test_util.h"
 
 namespace vayu::ops {
 namespace {
@@ -25,31 +26,6 @@ double tolerance(DataFormat format) {
     default:
       return 2e-5;
   }
-}
-
-struct TestMatrix {
-  std::vector<std::vector<uint8_t>> bytes;
-  std::vector<MatrixView> views;
-  int64_t rows = 0;
-};
-
-TestMatrix random_matrix(std::mt19937& random, std::span<const DataFormat> formats, std::span<const int64_t> rows,
-                         int64_t cols) {
-  TestMatrix m;
-  std::normal_distribution<float> normal(0.1f, 1.0f);
-  for (size_t i = 0; i < formats.size(); ++i) {
-    std::vector<uint8_t>& bytes = m.bytes.emplace_back(rows[i] * row_bytes(formats[i], cols));
-    std::vector<float> row(cols);
-    for (int64_t r = 0; r < rows[i]; ++r) {
-      for (float& v : row) v = normal(random);
-      quantize_row(formats[i], row.data(), bytes.data() + r * row_bytes(formats[i], cols), cols);
-    }
-    m.rows += rows[i];
-  }
-  for (size_t i = 0; i < formats.size(); ++i) {
-    m.views.push_back({m.bytes[i].data(), formats[i], rows[i], cols, "part" + std::to_string(i)});
-  }
-  return m;
 }
 
 std::vector<float> random_activations(std::mt19937& random, int64_t n) {
@@ -128,13 +104,7 @@ void expect_close(const std::vector<float>& got, const std::vector<float>& want,
 
 class LinearFormatTest : public testing::TestWithParam<DataFormat> {};
 
-INSTANTIATE_TEST_SUITE_P(Formats, LinearFormatTest, testing::ValuesIn([] {
-                           std::vector<DataFormat> formats;
-                           for (const FormatInfo& info : all_formats()) {
-                             if (info.ggml_type >= 0) formats.push_back(info.format);  // FP8 is converted at load
-                           }
-                           return formats;
-                         }()),
+INSTANTIATE_TEST_SUITE_P(Formats, LinearFormatTest, testing::ValuesIn(matrix_formats()),
                          [](const auto& info) { return std::string(format_info(info.param).name); });
 
 TEST_P(LinearFormatTest, ReferenceIsTheProductOfDequantisedWeights) {
@@ -290,10 +260,9 @@ TEST(LinearTest, StackedPartsOfMixedFormats) {
 TEST(LinearTest, PackedSizeIsTheFileSize) {
   std::mt19937 random(8);
   ThreadPool pool(1);
-  for (const FormatInfo& info : all_formats()) {
-    if (info.ggml_type < 0) continue;
-    const TestMatrix m = random_matrix(random, {{info.format}}, {{32}}, 256);
-    EXPECT_EQ(pack({Backend::kCpu, &pool}, m.views)->bytes(), 32 * row_bytes(info.format, 256)) << info.name;
+  for (DataFormat format : matrix_formats()) {
+    const TestMatrix m = random_matrix(random, {{format}}, {{32}}, 256);
+    EXPECT_EQ(pack({Backend::kCpu, &pool}, m.views)->bytes(), 32 * row_bytes(format, 256)) << format_info(format).name;
   }
 }
 
