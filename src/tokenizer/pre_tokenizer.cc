@@ -1,5 +1,6 @@
 #include "tokenizer/pre_tokenizer.h"
 
+#include <algorithm>
 #include <cstdint>
 
 #include "tokenizer/unicode_class.h"
@@ -164,6 +165,27 @@ Result<PrePattern> find_pre_pattern(std::string_view name) {
   return make_error(ErrorKind::kUnsupported, "tokenizer.ggml.pre: unknown pre-tokenizer '{}'", name);
 }
 
+std::optional<PrePattern> find_scanner(std::string_view regex) {
+  struct Written {
+    std::string_view regex;
+    PrePattern pattern;
+  };
+  static constexpr Written kWritten[] = {
+      {R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)", PrePattern::kGpt2},
+      {R"('(?:s|t|re|ve|m|ll|d)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)", PrePattern::kGpt2},
+      {R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)",
+       PrePattern::kLlama3},
+      {R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)",
+       PrePattern::kQwen2},
+      {R"([^\n]+|[\n]+)", PrePattern::kNewlineRuns},
+      {R"([\n]+|[^\n]+)", PrePattern::kNewlineRuns},
+  };
+  for (const Written& written : kWritten) {
+    if (written.regex == regex) return written.pattern;
+  }
+  return std::nullopt;
+}
+
 size_t next_word(PrePattern pattern, std::string_view text, size_t pos) {
   switch (pattern) {
     case PrePattern::kGpt2:
@@ -174,6 +196,10 @@ size_t next_word(PrePattern pattern, std::string_view text, size_t pos) {
       return next_llama3(text, pos, 3);
     case PrePattern::kQwen2:
       return next_llama3(text, pos, 1);
+    case PrePattern::kNewlineRuns: {
+      const size_t end = text[pos] == '\n' ? text.find_first_not_of('\n', pos) : text.find('\n', pos);
+      return std::min(end, text.size());
+    }
   }
   return text.size();
 }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <optional>
 #include <string_view>
 
 #include "base/result.h"
@@ -18,12 +19,17 @@ enum class PrePattern {
   kLlama3,
   // kLlama3 with \p{N} in place of \p{N}{1,3}.
   kQwen2,
+  // \n+|[^\n]+
+  kNewlineRuns,
 };
 
 // gpt-2, default (kGpt2); smollm, starcoder, refact, command-r, codeshell (kDigitsThenGpt2); llama-bpe, llama3,
 // llama-v3, falcon3, pixtral (kLlama3); qwen2, deepseek-r1-qwen, stablelm2, megrez (kQwen2). Any other name is
 // kUnsupported, naming the key and the name.
 Result<PrePattern> find_pre_pattern(std::string_view name);
+
+// The scanner of a pattern as tokenizer.json files write it; nothing for any other pattern.
+std::optional<PrePattern> find_scanner(std::string_view regex);
 
 // End of the word that starts at text[pos]; pos < text.size(). The text may hold invalid UTF-8: each bad byte counts
 // as a character that is neither letter, number nor space. Words put together are the text.

@@ -11,6 +11,7 @@
 
 #include "base/result.h"
 #include "core/types.h"
+#include "tokenizer/utf8.h"
 
 namespace vayu::loader {
 class GgufFile;
@@ -24,6 +25,14 @@ struct EncodeOptions {
   // With parse_special: one byte for each byte of text; a special token is recognised only where all its bytes are 1.
   // Empty: everywhere. Text around special tokens is tokenised the same either way.
   std::span<const uint8_t> trusted;
+};
+
+// One incremental decode by rules that look beyond single tokens. One thread at a time.
+class DecodeRules {
+ public:
+  virtual ~DecodeRules() = default;
+  virtual std::string push(TokenId id) = 0;  // text that is now complete, perhaps empty
+  virtual std::string finish() = 0;          // the rest
 };
 
 class Tokenizer {
@@ -46,6 +55,8 @@ class Tokenizer {
   virtual size_t max_token_bytes() const { return 0; }
   // True for SentencePiece-style models whose decoder drops the space put in front of the first word.
   virtual bool strips_leading_space() const = 0;
+  // Null where text is the tokens' bytes in a row, less that space. The tokenizer must outlive the result.
+  virtual std::unique_ptr<DecodeRules> decode_rules(bool skip_special) const { return nullptr; }
 
   // Whole text of ids; incomplete or invalid UTF-8 becomes one U+FFFD for each maximal bad sequence.
   std::string decode(std::span<const TokenId> ids, bool skip_special = true) const;
@@ -64,7 +75,8 @@ class StreamDecoder {
   const Tokenizer* tokenizer_;
   bool skip_special_;
   bool at_start_ = true;
-  std::string pending_;  // bytes of an unfinished character
+  Utf8Joiner joiner_;
+  std::unique_ptr<DecodeRules> rules_;
 };
 
 // From a GGUF file's tokenizer.ggml.* keys (tokenizer_spec.h says what each does). Errors name the key.

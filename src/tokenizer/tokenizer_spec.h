@@ -40,7 +40,7 @@ struct TokenizerSpec {
 // Checks the spec and builds the tables. Errors are kCorrupt or kUnsupported and name the tokenizer.ggml key.
 //
 // end_ids() of the result is the union of eos_id, eot_id, eom_id and of every control token whose text is one of the
-// well-known ends of a turn or of a text (</s>, <|im_end|>, <|eot_id|>, <|endoftext|>, ...; list in vocabulary.cc).
+// well-known ends of a turn or of a text (</s>, <|im_end|>, <|eot_id|>, <|endoftext|>, ...; list in end_markers.cc).
 Result<std::shared_ptr<const Tokenizer>> make_tokenizer(TokenizerSpec spec);
 
 }  // namespace vayu

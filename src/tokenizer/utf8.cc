@@ -58,6 +58,20 @@ size_t append_valid_utf8(std::string_view in, std::string& out) {
   return pos;
 }
 
+std::string Utf8Joiner::push(std::string_view bytes) {
+  std::string text;
+  pending_.append(bytes);
+  pending_.erase(0, append_valid_utf8(pending_, text));
+  return text;
+}
+
+std::string Utf8Joiner::finish() {
+  // What waits is the right beginning of one character, hence a single maximal bad sequence.
+  std::string text(pending_.empty() ? std::string_view() : kReplacementUtf8);
+  pending_.clear();
+  return text;
+}
+
 void append_utf8(char32_t code_point, std::string& out) {
   const auto put = [&](uint32_t byte) { out.push_back(static_cast<char>(byte)); };
   if (code_point < 0x80) {

@@ -27,6 +27,18 @@ Utf8Char decode_utf8(std::string_view text, size_t pos);
 // Returns the number of bytes taken; the rest (0 to 3 bytes) is the incomplete character.
 size_t append_valid_utf8(std::string_view in, std::string& out);
 
+// Joins bytes that arrive in parts into text of whole characters.
+class Utf8Joiner {
+ public:
+  // Text that is now complete, perhaps empty.
+  std::string push(std::string_view bytes);
+  // What input that ended inside a character leaves: one U+FFFD or nothing.
+  std::string finish();
+
+ private:
+  std::string pending_;  // bytes of an unfinished character
+};
+
 void append_utf8(char32_t code_point, std::string& out);  // code_point: a Unicode scalar value
 
 inline constexpr std::string_view kReplacementUtf8 = "\xEF\xBF\xBD";

@@ -6,34 +6,10 @@
 #include <functional>
 #include <unordered_map>
 
+#include "tokenizer/end_markers.h"
+
 namespace vayu {
 namespace {
-
-// Ends of a turn or of a text in the chat formats of published models. Files often declare only one of theirs, and a
-// model that answers with another would never stop.
-constexpr std::string_view kWellKnownEnds[] = {
-    "</s>",
-    "<eos>",
-    "[EOS]",
-    "<|endoftext|>",
-    "<|end_of_text|>",
-    "<|im_end|>",
-    "<|eot_id|>",
-    "<|eom_id|>",
-    "<|end|>",
-    "<end_of_turn>",
-    "<|return|>",
-    "<|call|>",
-    "<|EOT|>",
-    "<|end_of_turn|>",
-    "<|eot|>",
-    "<EOT>",
-    "<|user_end|>",
-    "[|endofturn|]",
-    "<turn|>",
-    "<|END_OF_TURN_TOKEN|>",
-    "<｜end▁of▁sentence｜>",
-};
 
 constexpr std::string_view kTokensKey = "tokenizer.ggml.tokens";
 constexpr std::string_view kTypesKey = "tokenizer.ggml.token_type";
@@ -123,18 +99,11 @@ Status Vocabulary::read_ids(const TokenizerSpec& spec) {
       if (id) types_[*id] = TokenType::kControl;
     }
   }
-  bool has_return = false;
+  std::vector<std::pair<TokenId, std::string_view>> markers;
   for (TokenId id = 0; id < size(); ++id) {
-    if (type(id) != TokenType::kControl) continue;
-    if (std::ranges::find(kWellKnownEnds, bytes(id)) != std::end(kWellKnownEnds)) end_ids.push_back(id);
-    has_return = has_return || bytes(id) == "<|return|>";
+    if (type(id) == TokenType::kControl) markers.emplace_back(id, bytes(id));
   }
-  // In formats with <|return|>, <|end|> closes a message inside an answer, not the answer.
-  if (has_return) {
-    std::erase_if(end_ids, [&](TokenId id) { return bytes(id) == "<|end|>" && id != eos_id && id != eot_id; });
-  }
-  std::ranges::sort(end_ids);
-  end_ids.erase(std::unique(end_ids.begin(), end_ids.end()), end_ids.end());
+  end_ids = union_of_ends(std::move(end_ids), markers);
   return {};
 }
 
