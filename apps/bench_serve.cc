@@ -1,17 +1,13 @@
 // vayu bench serve: a client-side benchmark of any OpenAI server.
 #include <sys/resource.h>
-#include <sys/utsname.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cstdio>
-#include <ctime>
 #include <fstream>
-#include <iterator>
 #include <memory>
 #include <optional>
 #include <string>
-#include <thread>
 
 #include "apps/bench/bench_report.h"
 #include "apps/bench/bench_runner.h"
@@ -19,6 +15,7 @@
 #include "apps/client/http_client.h"
 #include "apps/client/openai_api.h"
 #include "apps/commands.h"
+#include "apps/run_record.h"
 
 namespace vayu {
 
@@ -45,44 +42,6 @@ struct BenchServeFlags {
 };
 
 enum ExitCode { kDone = 0, kFailed = 1, kUsage = 2, kSlaMissed = 3 };
-
-// The command as it was typed (Linux keeps it), so that a result file says how to repeat itself; keys are blanked.
-std::string command_line() {
-  std::ifstream file("/proc/self/cmdline", std::ios::binary);
-  const std::string raw((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
-  std::string out;
-  bool secret = false;
-  for (size_t at = 0; at < raw.size(); at += std::string_view(raw.c_str() + at).size() + 1) {
-    std::string word = raw.c_str() + at;
-    if (secret) word = "***";
-    secret = word == "--api-key";
-    if (word.starts_with("--api-key=")) word = "--api-key=***";
-    if (word.empty() || word.find_first_of(" '\"\\$") != std::string::npos) word = "'" + word + "'";
-    out += (out.empty() ? "" : " ") + word;
-  }
-  return out;
-}
-
-std::string hardware() {
-  std::ifstream file("/proc/cpuinfo");
-  std::string line, name = "unknown CPU";
-  while (std::getline(file, line)) {
-    if (line.starts_with("model name")) {
-      name = line.substr(line.find(':') + 2);
-      break;
-    }
-  }
-  return fmt::format("{} ({} threads)", name, std::thread::hardware_concurrency());
-}
-
-std::string utc_now() {
-  const std::time_t now = std::time(nullptr);
-  std::tm parts{};
-  gmtime_r(&now, &parts);
-  char text[32];
-  std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &parts);
-  return text;
-}
 
 // A stream is a file descriptor: takes as many as the system gives.
 void raise_file_limit() {

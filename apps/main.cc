@@ -15,7 +15,9 @@ int main(int argc, char** argv) {
   int exit_code = 0;
   vayu::add_serve_command(app, exit_code);
   vayu::add_chat_command(app, exit_code);
+  vayu::add_convert_command(app, exit_code);
   vayu::add_bench_command(app, exit_code);
+  vayu::add_eval_command(app, exit_code);
 
   auto args = vayu::expand_config_file({argv + 1, argv + argc});
   if (!args.ok()) {

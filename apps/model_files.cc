@@ -99,6 +99,11 @@ std::string token_entry(const nlohmann::json& config, const char* key) {
 
 Status open_tokenizer(const loader::ModelSource& source, bool dummy, ModelFiles& files) {
   if (source.gguf) {
+    VAYU_ASSIGN_OR_RETURN(const std::string kind, source.gguf->get_string_or("tokenizer.ggml.model", ""));
+    if (kind == "none") {  // a file for token ids alone
+      VAYU_ASSIGN_OR_RETURN(files.tokenizer, placeholder_tokenizer(files.recipe.config.vocab_size));
+      return {};
+    }
     VAYU_ASSIGN_OR_RETURN(files.tokenizer, load_tokenizer(*source.gguf));
     files.bos_token = token_text(*source.gguf, "tokenizer.ggml.bos_token_id", *files.tokenizer);
     files.eos_token = token_text(*source.gguf, "tokenizer.ggml.eos_token_id", *files.tokenizer);
@@ -185,6 +190,7 @@ Result<ModelFiles> open_model_files(const std::string& path, const ModelFileOpti
   VAYU_RETURN_IF_ERROR(open_tokenizer(source, dummy, files));
   VAYU_RETURN_IF_ERROR(open_chat_template(source, options, files));
   VAYU_RETURN_IF_ERROR(check_vocabulary(path, files));
+  files.source = std::move(source);
   return files;
 }
 

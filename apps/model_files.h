@@ -31,6 +31,7 @@ struct ModelFileOptions {
 void add_model_file_flags(CLI::App& command, ModelFileOptions& options);
 
 struct ModelFiles {
+  loader::ModelSource source;
   model::Recipe recipe;
   std::shared_ptr<const loader::Checkpoint> weights;
   std::optional<DataFormat> weight_format;  // of matrices; none: as stored

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 
 #include "base/result.h"
 #include "tokenizer/tokenizer.h"
@@ -12,5 +13,8 @@ namespace vayu {
 
 // kInvalidArgument for a vocabulary with no room for the bytes.
 Result<std::shared_ptr<const Tokenizer>> placeholder_tokenizer(int32_t vocab_size);
+
+// The same as the text of a tokenizer.json.
+Result<std::string> placeholder_tokenizer_json(int32_t vocab_size);
 
 }  // namespace vayu

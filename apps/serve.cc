@@ -72,6 +72,10 @@ int serve(ServeOptions& o) {
                  o.log_level.c_str());
     return 2;
   }
+  if (const Status parsers = server::check_parser_choice(o.server.parsers); !parsers.ok()) {
+    std::fprintf(stderr, "vayu: %s\n", parsers.error().message.c_str());
+    return 2;
+  }
   const sigset_t signals = shutdown_signals();
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);  // inherited by every thread; taken by sigtimedwait here
 
@@ -136,6 +140,12 @@ void add_serve_command(CLI::App& app, int& exit_code) {
   c.remove_option(c.get_option("--served-model-name"));
   c.add_option("--served-model-name", o.served_names,
                "Names in the API; the first is reported (default: the file's name)");
+  c.add_option("--reasoning-parser", o.server.parsers.reasoning,
+               "How thinking is found in answers: auto (from the chat template), none, or a format by name")
+      ->capture_default_str();
+  c.add_option("--tool-call-parser", o.server.parsers.tool_calls,
+               "How tool calls are found in answers: auto (from the chat template), none, or a format by name")
+      ->capture_default_str();
   c.add_option("--max-body-bytes", o.server.max_body_bytes, "Largest request body")->capture_default_str();
   c.add_option("--max-connections", o.server.max_connections, "Open connections")->capture_default_str();
   c.add_option("--queue-timeout", o.queue_timeout_s, "Seconds a request may wait to start; 0: no limit")

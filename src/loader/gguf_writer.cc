@@ -4,6 +4,7 @@
 #include <fstream>
 
 #include "loader/gguf_header.h"
+#include "loader/output_file.h"
 
 namespace vayu::loader {
 namespace {
@@ -22,6 +23,26 @@ void append_string(std::vector<std::byte>& out, std::string_view text) {
   append_number<uint64_t>(out, text.size());
   append(out, text.data(), text.size());
 }
+
+// The data section of a file whose header is written.
+class RowsWriter final : public CheckpointWriter {
+ public:
+  struct Place {
+    int64_t offset;  // in the file
+    int64_t row_bytes;
+  };
+  RowsWriter(OutputFile file, std::vector<Place> places) : file_(std::move(file)), places_(std::move(places)) {}
+
+  Status write_rows(size_t index, int64_t first_row, int64_t num_rows, const void* data) override {
+    const Place& place = places_[index];
+    return file_.write(place.offset + first_row * place.row_bytes, data, num_rows * place.row_bytes);
+  }
+  Status finish() override { return file_.finish(); }
+
+ private:
+  OutputFile file_;
+  std::vector<Place> places_;
+};
 
 uint32_t number_of(GgufType type) { return static_cast<uint32_t>(type); }
 
@@ -102,7 +123,7 @@ void GgufWriter::add_raw_tensor(std::string_view name, std::span<const int64_t> 
   next_offset_ += (data.size() + alignment_ - 1) / alignment_ * alignment_;
 }
 
-std::vector<std::byte> GgufWriter::bytes() const {
+std::vector<std::byte> GgufWriter::header() const {
   std::vector<std::byte> out;
   append(out, "GGUF", 4);
   append_number(out, version_);
@@ -123,6 +144,11 @@ std::vector<std::byte> GgufWriter::bytes() const {
     append_number(out, tensor.offset);
   }
   out.resize((out.size() + alignment_ - 1) / alignment_ * alignment_);
+  return out;
+}
+
+std::vector<std::byte> GgufWriter::bytes() const {
+  std::vector<std::byte> out = header();
   for (const Tensor& tensor : tensors_) {
     append(out, tensor.data.data(), tensor.data.size());
     out.resize((out.size() + alignment_ - 1) / alignment_ * alignment_);
@@ -137,6 +163,28 @@ Status GgufWriter::write(const std::string& path) const {
   out.close();
   if (!out) return make_error(ErrorKind::kIo, "{}: cannot write", path);
   return {};
+}
+
+void GgufWriter::declare_tensor(std::string_view name, std::span<const int64_t> shape, DataFormat format) {
+  int64_t rows = 1;
+  for (size_t i = 0; i + 1 < shape.size(); ++i) rows *= shape[i];
+  const int64_t stride = row_bytes(format, shape.back());
+  const auto ggml_type = static_cast<uint32_t>(format_info(format).ggml_type);
+  tensors_.push_back({std::string(name), {shape.begin(), shape.end()}, ggml_type, next_offset_, {}, stride});
+  next_offset_ += (rows * stride + alignment_ - 1) / alignment_ * alignment_;
+}
+
+Result<std::unique_ptr<CheckpointWriter>> GgufWriter::begin(const std::string& path) const {
+  VAYU_ASSIGN_OR_RETURN(OutputFile file, OutputFile::create(path));
+  const std::vector<std::byte> head = header();
+  const auto data_begin = static_cast<int64_t>(head.size());
+  VAYU_RETURN_IF_ERROR(file.write(0, head.data(), data_begin));
+  VAYU_RETURN_IF_ERROR(file.resize(data_begin + static_cast<int64_t>(next_offset_)));
+  std::vector<RowsWriter::Place> places;
+  for (const Tensor& tensor : tensors_) {
+    places.push_back({data_begin + static_cast<int64_t>(tensor.offset), tensor.row_bytes});
+  }
+  return std::unique_ptr<CheckpointWriter>(new RowsWriter(std::move(file), std::move(places)));
 }
 
 }  // namespace vayu::loader

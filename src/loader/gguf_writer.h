@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
@@ -11,6 +12,7 @@
 
 #include "base/data_format.h"
 #include "base/result.h"
+#include "loader/checkpoint_writer.h"
 
 namespace vayu::loader {
 
@@ -40,6 +42,11 @@ class GgufWriter {
   std::vector<std::byte> bytes() const;
   Status write(const std::string& path) const;
 
+  // For files too large for memory: a tensor whose rows come later, through the writer that begin() opens. Not to be
+  // mixed with tensors that bring their data.
+  void declare_tensor(std::string_view name, std::span<const int64_t> shape, DataFormat format);
+  Result<std::unique_ptr<CheckpointWriter>> begin(const std::string& path) const;
+
  private:
   struct Tensor {
     std::string name;
@@ -47,7 +54,9 @@ class GgufWriter {
     uint32_t ggml_type;
     uint64_t offset;
     std::vector<std::byte> data;
+    int64_t row_bytes = 0;  // of a declared tensor
   };
+  std::vector<std::byte> header() const;  // up to the data section
   void begin_value(std::string_view key, uint32_t type);
 
   uint32_t version_;

@@ -8,7 +8,13 @@
 #include "model/blocks/step.h"
 #include "model/config.h"
 
+namespace vayu::loader {
+class GgufWriter;
+}
+
 namespace vayu::model {
+
+struct Recipe;
 
 // Where tensors end up. Tensors that share a matrix slot are stacked by rows, in the order of the form.
 enum class Slot : uint8_t {
@@ -80,10 +86,18 @@ struct LayerRecipe {
   bool moe = false;
 };
 
+// How an architecture looks in GGUF, for writing it.
+struct GgufExport {
+  std::string_view architecture;
+  std::span<const SlotRow> slots;
+  void (*write_keys)(const Recipe&, loader::GgufWriter&) = nullptr;  // everything under "<architecture>."
+};
+
 struct Recipe {
   ModelConfig config;
   std::span<const SlotRow> slots;         // static
   std::vector<LayerRecipe> layers;        // (num_layers)
+  const GgufExport* gguf = nullptr;       // static; null: no form is known
   std::vector<std::string_view> ignored;  // tensors that may be there and are not read (a tied head stored again)
 };
 

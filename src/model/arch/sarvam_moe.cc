@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <string>
 
+#include "loader/gguf_writer.h"
 #include "model/arch/architectures.h"
 #include "model/arch/config_keys.h"
 #include "model/arch/expert_tensors.h"
@@ -104,6 +105,41 @@ const SlotRow kGguf[] = {
 
 constexpr int32_t kSigmoidGating = 2;  // expert_gating_func
 
+void write_gguf_keys(const Recipe& recipe, loader::GgufWriter& writer) {
+  const ModelConfig& config = recipe.config;
+  const ops::RouterShape& router = config.moe.router;
+  const auto dense = std::count_if(recipe.layers.begin(), recipe.layers.end(), [](const auto& l) { return !l.moe; });
+  const std::pair<const char*, int64_t> integers[] = {
+      {"block_count", config.num_layers},
+      {"context_length", config.max_context},
+      {"embedding_length", config.hidden},
+      {"feed_forward_length", config.ffn},
+      {"attention.head_count", config.num_q_heads},
+      {"attention.head_count_kv", config.num_kv_heads},
+      {"attention.key_length", config.head_dim},
+      {"attention.value_length", config.head_dim},
+      {"rope.dimension_count", config.rope.rotary_dim},
+      {"vocab_size", config.vocab_size},
+      {"leading_dense_block_count", dense},
+      {"expert_count", router.num_experts},
+      {"expert_used_count", router.top_k},
+      {"expert_feed_forward_length", config.moe.expert_ffn},
+      {"expert_shared_feed_forward_length", config.moe.shared_ffn},
+      {"expert_shared_count", 1},
+      {"expert_gating_func", kSigmoidGating},
+      {"expert_group_count", router.num_groups},
+      {"expert_group_used_count", router.groups_kept},
+  };
+  const auto key = [](const char* name) { return std::string("bailingmoe2.") + name; };
+  for (const auto& [name, value] : integers) writer.add_u32(key(name), static_cast<uint32_t>(value));
+  writer.add_f32(key("attention.layer_norm_rms_epsilon"), config.norm_eps);
+  writer.add_f32(key("rope.freq_base"), static_cast<float>(config.rope.base));
+  writer.add_f32(key("expert_weights_scale"), router.scale);
+  writer.add_bool(key("expert_weights_norm"), router.normalize);
+}
+
+const GgufExport kGgufExport = {"bailingmoe2", kGguf, write_gguf_keys};
+
 std::vector<LayerRecipe> layers_with_experts(int32_t num_layers, int32_t num_dense) {
   std::vector<LayerRecipe> layers(num_layers, {gqa_attention, moe_mlp, true});
   std::fill_n(layers.begin(), std::min(num_dense, num_layers), LayerRecipe{gqa_attention, dense_mlp, false});
@@ -151,6 +187,7 @@ Result<Recipe> sarvam_moe_recipe(const JsonConfig& json) {
   config.qk_norm = true;
   VAYU_ASSIGN_OR_RETURN(const int32_t dense, json.integer_or("first_k_dense_replace", 1, 0, config.num_layers));
   recipe.slots = kSafetensors;
+  recipe.gguf = &kGgufExport;
   recipe.layers = layers_with_experts(config.num_layers, dense);
   return recipe;
 }
