@@ -1,5 +1,5 @@
-// libFuzzer target: any bytes as a GGUF file. Seeds: tests/fuzz/gguf (made by tests/fuzz/make_gguf_seeds.py).
-// Run: build-fuzz/src/loader/gguf_fuzz -max_len=4096 CORPUS tests/fuzz/gguf
+// libFuzzer target: any bytes as a GGUF file. Seeds: tests/fuzz/gguf_fuzz (made by tests/fuzz/make_gguf_seeds.py).
+// Run: tools/fuzz.sh 300 gguf_fuzz
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>

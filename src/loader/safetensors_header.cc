@@ -14,8 +14,8 @@ using Json = nlohmann::json;
 constexpr size_t kMaxDims = 8;
 constexpr size_t kMaxName = 1 << 10;
 constexpr size_t kMaxEntries = 1 << 16;
-constexpr size_t kMaxNames = 16 << 20;  // bytes of all names
-constexpr int64_t kMaxToken = 4 << 20;  // bytes of one string or number; the parser holds a token in whole
+constexpr size_t kMaxNames = 8 << 20;   // bytes of all names
+constexpr int64_t kMaxToken = 1 << 20;  // bytes of one token with the space before it, which the parser holds in whole
 constexpr int64_t kPieceBytes = 1 << 16;
 
 // The header's characters, fetched in pieces. Ends early at a read error and at a token over kMaxToken; fault() says
@@ -49,7 +49,7 @@ class HeaderText {
   }
   void watch(char c) {
     const bool closes =
-        in_string_ ? c == '"' && !escaped_ : std::string_view(" \t\r\n,:{}[]\"").find(c) != std::string_view::npos;
+        in_string_ ? c == '"' && !escaped_ : std::string_view(",:{}[]\"").find(c) != std::string_view::npos;
     escaped_ = in_string_ && c == '\\' && !escaped_;
     if (closes && c == '"') in_string_ = !in_string_;
     token_bytes_ = closes ? 0 : token_bytes_ + 1;

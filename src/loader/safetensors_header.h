@@ -25,7 +25,7 @@ struct SafetensorsEntry {
 using ReadAt = std::function<Status(int64_t offset, int64_t bytes, std::byte* dst)>;
 
 // Entries come sorted by offset and together cover the data without overlaps or holes. The JSON passes through in small
-// pieces: a hostile header costs no more memory than the tensors it names, at most 65,536 with 16 MiB of names. Errors:
+// pieces: a hostile header costs no more memory than the tensors it names, at most 65,536 with 8 MiB of names. Errors:
 // those of `read`, and kCorrupt; all name `file`, and the tensor where there is one.
 Result<std::vector<SafetensorsEntry>> parse_safetensors_header(const ReadAt& read, int64_t file_bytes,
                                                                const std::string& file);

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes the seed files of the GGUF fuzzer to tests/fuzz/gguf: small, valid, one feature each."""
+"""Writes the seed files of the GGUF fuzzer to tests/fuzz/gguf_fuzz: small, valid, one feature each."""
 import pathlib
 import struct
 
@@ -50,7 +50,7 @@ def main():
         "tensors": gguf(strings, [vector, matrix]),
         "aligned": gguf([("general.alignment", U32, 64)], [matrix, vector], align=64),
     }
-    folder = pathlib.Path(__file__).parent / "gguf"
+    folder = pathlib.Path(__file__).parent / "gguf_fuzz"
     folder.mkdir(exist_ok=True)
     for name, data in seeds.items():
         (folder / f"{name}.gguf").write_bytes(data)
