@@ -16,7 +16,8 @@ namespace {
 
 int64_t align_16(int64_t floats) { return (floats + 15) / 16 * 16; }
 
-MlaExpandedBuffers place(const MlaExpandedShape& shape, int64_t max_tokens, float* base, int64_t& floats) {
+MlaExpandedBuffers place(const OpContext& ctx, const MlaExpandedShape& shape, int64_t max_tokens, float* base,
+                         int64_t& floats) {
   floats = 0;
   const auto take = [&](int64_t n) {
     float* p = base ? base + floats : nullptr;
@@ -30,6 +31,7 @@ MlaExpandedBuffers place(const MlaExpandedShape& shape, int64_t max_tokens, floa
   b.v = take(int64_t{kExpandedChunk} * shape.num_q_heads * shape.v_dim);
   b.max = take(max_tokens * shape.num_q_heads);
   b.weight = take(max_tokens * shape.num_q_heads);
+  b.workers = ctx.backend == Backend::kCpu ? take(ctx.pool->num_threads() * expanded_worker_floats(shape)) : nullptr;
   b.linear_scratch = take(0);
   return b;
 }
@@ -66,19 +68,23 @@ void divide_by_weight(const MlaExpandedArgs& args, int64_t tokens, int64_t first
 
 int64_t mla_expanded_scratch_bytes(const OpContext& ctx, const MlaExpandedShape& shape, int64_t max_tokens) {
   int64_t floats = 0;
-  place(shape, max_tokens, nullptr, floats);
+  place(ctx, shape, max_tokens, nullptr, floats);
   return floats * static_cast<int64_t>(sizeof(float)) + linear_scratch_bytes(ctx, kExpandedChunk, shape.latent_dim);
 }
 
 void mla_expanded_attention(const OpContext& ctx, const MlaExpandedArgs& args) {
   const MlaExpandedShape& shape = args.shape;
+  if (args.num_rows == 0) return;
+  VAYU_CHECK(args.q && args.out && args.latent_to_k && args.latent_to_v && args.qo_indptr && args.kv_indptr &&
+                 args.page_table && args.kv_lens && args.kv.pages && args.scratch,
+             "null pointer");
   VAYU_CHECK(args.kv.latent_dim == shape.latent_dim && args.kv.head_dim == shape.latent_dim + shape.rope_dim,
              "a cache of {} + {}", args.kv.latent_dim, args.kv.head_dim - args.kv.latent_dim);
   for (int32_t row = 0; row < args.num_rows; ++row) {
     const int64_t first_token = args.qo_indptr[row];
     const int64_t tokens = args.qo_indptr[row + 1] - first_token;
     int64_t floats = 0;
-    const MlaExpandedBuffers b = place(shape, tokens, static_cast<float*>(args.scratch), floats);
+    const MlaExpandedBuffers b = place(ctx, shape, tokens, static_cast<float*>(args.scratch), floats);
     std::fill_n(b.max, tokens * shape.num_q_heads, -INFINITY);
     std::fill_n(b.weight, tokens * shape.num_q_heads, 0.0f);
     std::fill_n(args.out + first_token * shape.num_q_heads * shape.v_dim, tokens * shape.num_q_heads * shape.v_dim,
@@ -87,13 +93,13 @@ void mla_expanded_attention(const OpContext& ctx, const MlaExpandedArgs& args) {
       const int32_t count = std::min(kExpandedChunk, args.kv_lens[row] - first);
       gather_chunk(args, row, first, count, b);
       expand_chunk(ctx, args, count, b);
-      const auto attend = ctx.backend == Backend::kReference ? attend_expanded_ref : attend_expanded_cpu;
-      if (!ctx.pool) {
-        attend(args, row, first, count, b, 0, tokens * shape.num_q_heads);
+      if (ctx.backend == Backend::kReference) {
+        attend_expanded_ref(args, row, first, count, b, 0, shape.num_q_heads, 0);
         continue;
       }
-      ctx.pool->parallel_for(tokens * shape.num_q_heads, 4,
-                             [&](int64_t begin, int64_t end, int) { attend(args, row, first, count, b, begin, end); });
+      ctx.pool->parallel_for(shape.num_q_heads, 1, [&](int64_t begin, int64_t end, int worker) {
+        attend_expanded_cpu(args, row, first, count, b, begin, end, worker);
+      });
     }
     divide_by_weight(args, tokens, first_token, b.weight);
   }

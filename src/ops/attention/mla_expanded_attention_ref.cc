@@ -6,12 +6,14 @@
 namespace vayu::ops {
 
 void attend_expanded_ref(const MlaExpandedArgs& args, int32_t row, int32_t first, int32_t count,
-                         const MlaExpandedBuffers& b, int64_t begin, int64_t end) {
+                         const MlaExpandedBuffers& b, int64_t begin, int64_t end, int) {
   const MlaExpandedShape& shape = args.shape;
   double scores[kExpandedChunk];
-  for (int64_t i = begin; i < end; ++i) {
+  const int64_t tokens = args.qo_indptr[row + 1] - args.qo_indptr[row];
+  for (int64_t i = 0; i < tokens * shape.num_q_heads; ++i) {
     const int64_t token = i / shape.num_q_heads;
     const int64_t head = i % shape.num_q_heads;
+    if (head < begin || head >= end) continue;
     const int32_t seen = std::min(count, visible_tokens(args, row, token) - first);
     if (seen <= 0) continue;
     const int64_t row_token = args.qo_indptr[row] + token;

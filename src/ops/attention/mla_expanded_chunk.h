@@ -16,15 +16,18 @@ struct MlaExpandedBuffers {
   float* v = nullptr;           // (chunk, num_q_heads, v_dim)
   float* max = nullptr;         // (tokens of the row, num_q_heads) of the scores so far
   float* weight = nullptr;      // (tokens of the row, num_q_heads) sum of exp(score - max)
+  float* workers = nullptr;     // (threads, expanded_worker_floats) of the CPU backend
   float* linear_scratch = nullptr;
 };
 
-// Adds context [first, first + count) to pairs [begin, end) of (token of the row, head); args.out holds sums not yet
+// Adds context [first, first + count) to heads [begin, end) of every token of the row; args.out holds sums not yet
 // divided by their weight.
 void attend_expanded_ref(const MlaExpandedArgs& args, int32_t row, int32_t first, int32_t count,
-                         const MlaExpandedBuffers& buffers, int64_t begin, int64_t end);
+                         const MlaExpandedBuffers& buffers, int64_t begin, int64_t end, int worker);
 void attend_expanded_cpu(const MlaExpandedArgs& args, int32_t row, int32_t first, int32_t count,
-                         const MlaExpandedBuffers& buffers, int64_t begin, int64_t end);
+                         const MlaExpandedBuffers& buffers, int64_t begin, int64_t end, int worker);
+
+int64_t expanded_worker_floats(const MlaExpandedShape& shape);  // mla_expanded_attention_cpu.cc
 
 // How many tokens of the context a token of the row sees.
 inline int32_t visible_tokens(const MlaExpandedArgs& args, int32_t row, int64_t token) {
