@@ -15,7 +15,8 @@ struct AnswerTextOptions {
   std::vector<std::string> stop;
   bool include_stop_str = false;
   bool skip_special = true;
-  int32_t min_tokens = 0;  // text of the first min_tokens tokens takes no part in a stop match
+  std::vector<TokenId> marks;  // special tokens that are shown whatever skip_special says, sorted
+  int32_t min_tokens = 0;      // text of the first min_tokens tokens takes no part in a stop match
 };
 
 class AnswerText {
@@ -34,6 +35,11 @@ class AnswerText {
   int32_t num_tokens() const { return num_tokens_; }  // up to and with the one that completed the match
 
  private:
+  std::string decode(TokenId token);
+
+  const Tokenizer& tokenizer_;
+  const bool skip_special_;
+  const std::vector<TokenId> marks_;
   StreamDecoder decoder_;
   StopMatcher matcher_;
   const int32_t min_tokens_;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <ctime>
 
+#include "base/log.h"
 #include "server/web_files.h"
 
 namespace vayu::server {
@@ -45,6 +46,17 @@ Json latency_json(const LatencySummary& summary) {
   return json;
 }
 
+void log_format(const ChatFormat& format) {
+  if (format.reasoning) {
+    spdlog::info(
+        "chat: thinking is read between {} and {}{}", format.reasoning->open, format.reasoning->close,
+        format.empty_thinking.empty() ? "" : "; enable_thinking=false puts an empty block in front of the answer");
+  }
+  if (format.tool_calls) {
+    spdlog::info("chat: tool calls are read as {}JSON{}", format.tool_calls->open, format.tool_calls->close);
+  }
+}
+
 }  // namespace
 
 Api::Api(const ServerConfig& config, const Clock& clock)
@@ -54,10 +66,12 @@ void Api::attach(ServedModel model) {
   VAYU_CHECK(model.engine != nullptr && model.tokenizer != nullptr, "a served model has an engine and a tokenizer");
   const EngineInfo& info = model.engine->info();
   metrics_.set_cache_config(model.engine->stats().total_pages, info.page_size);
-  PromptBuilder prompts(model);
+  PromptBuilder prompts(model, config_.parsers);
+  log_format(prompts.format());
+  std::vector<TokenId> marks = mark_tokens(*model.tokenizer, prompts.format());
   const RequestRules rules{info.vocab_size, info.max_context, config_.debug_hooks};
-  attached_ = std::make_shared<const Attached>(
-      Attached{std::move(model), std::move(prompts), rules, static_cast<int64_t>(std::time(nullptr))});
+  attached_ = std::make_shared<const Attached>(Attached{std::move(model), std::move(prompts), std::move(marks), rules,
+                                                        static_cast<int64_t>(std::time(nullptr))});
 }
 
 EngineClient* Api::engine() const {

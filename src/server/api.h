@@ -49,6 +49,7 @@ class Api {
   struct Attached {
     ServedModel model;
     PromptBuilder prompts;
+    std::vector<TokenId> marks;  // mark_tokens() of the prompts' format
     RequestRules rules;
     int64_t created_s;
   };

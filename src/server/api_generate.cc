@@ -4,6 +4,7 @@
 #include "server/api.h"
 #include "server/limits.h"
 #include "server/sampling_fields.h"
+#include "server/tool_fields.h"
 
 namespace vayu::server {
 namespace {
@@ -24,6 +25,23 @@ std::string cache_namespace(const std::string& tenant, const std::string& salt) 
   // Each part carries its kind and length, so that no text of one can pass for another.
   if (tenant.empty() && salt.empty()) return {};
   return fmt::format("tenant:{}:{};salt:{}:{}", tenant.size(), tenant, salt.size(), salt);
+}
+
+// How the answer to this request is read: nothing when all of it is content.
+std::optional<AnswerParserOptions> answer_parsing(const ChatFormat& format, const ChatBody& request,
+                                                  const BuiltPrompt& prompt) {
+  AnswerParserOptions options;
+  if (format.reasoning && request.separate_reasoning) {
+    options.reasoning = format.reasoning;
+    options.reasoning->starts_thinking = prompt.thinking_open;
+    options.after_thinking = prompt.thinking_done;
+  }
+  if (format.tool_calls && !request.input.tools.is_null()) {
+    options.tool_calls = format.tool_calls;
+    options.tool_names = tool_names(request.input.tools);
+  }
+  if (!options.reasoning && !options.tool_calls) return std::nullopt;
+  return options;
 }
 
 }  // namespace
@@ -56,6 +74,8 @@ Result<GenerationSpec> Api::chat_spec(const Attached& model, const Json& body) c
                         fit_max_tokens(static_cast<int64_t>(prompt.ids.size()), spec.options.max_tokens, std::nullopt,
                                        model.rules.max_context, "messages"));
   spec.max_tokens.push_back(max_tokens);
+  spec.parsing = answer_parsing(model.prompts.format(), request, prompt);
+  spec.marks = model.marks;
   spec.prompts.push_back(std::move(prompt));
   return spec;
 }

@@ -7,6 +7,7 @@
 #include "server/field_reader.h"
 #include "server/limits.h"
 #include "server/sampling_fields.h"
+#include "server/tool_fields.h"
 
 namespace vayu::server {
 namespace {
@@ -76,11 +77,29 @@ void check_min_tokens(FieldReader& reader, const GenerateOptions& options) {
   }
 }
 
-void read_tool_choice(FieldReader& reader, ChatInput* input) {
-  const Json* choice = reader.find("tool_choice");
-  if (choice == nullptr || *choice == "auto") return;
-  if (*choice != "none") return reader.fail("tool_choice", "tool_choice must be \"none\" or \"auto\".");
-  input->tools = nullptr;  // a model that is not shown tools calls none
+// enable_thinking and reasoning_effort may stand beside chat_template_kwargs or in it.
+void read_thinking(FieldReader& reader, ChatInput* input) {
+  std::optional<bool> enable;
+  reader.boolean("enable_thinking", &enable);
+  if (const auto inner = input->kwargs.find("enable_thinking"); inner != input->kwargs.end() && !inner->is_null()) {
+    if (!inner->is_boolean()) {
+      return reader.fail("chat_template_kwargs", "chat_template_kwargs.enable_thinking must be true or false, not {}.",
+                         type_name(*inner));
+    }
+    if (enable && *enable != inner->get<bool>()) {
+      return reader.fail("enable_thinking", "enable_thinking and chat_template_kwargs.enable_thinking contradict.");
+    }
+    enable = inner->get<bool>();
+  }
+  std::string effort;
+  reader.text("reasoning_effort", kMaxNameBytes, &effort);
+  static constexpr std::string_view kEfforts[] = {"", "none", "minimal", "low", "medium", "high", "xhigh"};
+  if (std::find(std::begin(kEfforts), std::end(kEfforts), effort) == std::end(kEfforts)) {
+    return reader.fail("reasoning_effort", "reasoning_effort must be none, minimal, low, medium, high or xhigh.");
+  }
+  if (!effort.empty() && !input->kwargs.contains("reasoning_effort")) input->kwargs["reasoning_effort"] = effort;
+  if (effort == "none" && !enable) enable = false;
+  if (enable) input->kwargs["enable_thinking"] = *enable;
 }
 
 void read_chat_input(FieldReader& reader, ChatInput* input) {
@@ -92,13 +111,7 @@ void read_chat_input(FieldReader& reader, ChatInput* input) {
   if (!normalised.ok()) return reader.fail(normalised.error().field, "{}", normalised.error().message);
   input->messages = std::move(*normalised);
 
-  if (const Json* tools = reader.array("tools", kMaxTools); tools != nullptr && !tools->empty()) {
-    for (const Json& tool : *tools) {
-      if (!tool.is_object()) return reader.fail("tools", "tools must hold objects, not {}.", type_name(tool));
-    }
-    input->tools = *tools;
-  }
-  read_tool_choice(reader, input);
+  read_tools(reader, &input->tools);
 
   std::optional<bool> add_generation_prompt;
   reader.boolean("add_generation_prompt", &add_generation_prompt);
@@ -119,6 +132,7 @@ void read_chat_input(FieldReader& reader, ChatInput* input) {
     }
     input->kwargs = *kwargs;
   }
+  read_thinking(reader, input);
 }
 
 }  // namespace
@@ -163,6 +177,10 @@ Result<ChatBody> parse_chat(const Json& body, const RequestRules& rules) {
   bool echo = false;
   reader.boolean("echo", &echo);
   if (echo) reader.fail("echo", "echo is only supported by /v1/completions.");
+  reader.boolean("separate_reasoning", &request.separate_reasoning);
+  reader.boolean("include_reasoning", &options.include_reasoning);
+  reader.boolean("stream_reasoning", &options.stream_reasoning);
+  reader.boolean("parallel_tool_calls", &options.parallel_tool_calls);
   if (reader.ok()) read_chat_input(reader, &request.input);
   VAYU_RETURN_IF_ERROR(reader.status());
   return request;

@@ -36,6 +36,9 @@ struct GenerateOptions {
   bool continuous_usage = false;
   bool return_token_ids = false;
   std::optional<bool> add_special;  // add_special_tokens
+  bool include_reasoning = true;    // chat, as the three below
+  bool stream_reasoning = true;     // false: a stream gives its thinking in one piece
+  bool parallel_tool_calls = true;
   std::string cache_salt;
   std::vector<TokenId> forced_output;  // vayu_debug
   int32_t fail_at_token = -1;
@@ -52,7 +55,7 @@ struct CompletionBody {
 struct ChatInput {
   Json messages;                 // list, not empty
   Json tools;                    // list, or null
-  Json kwargs = Json::object();  // chat_template_kwargs
+  Json kwargs = Json::object();  // chat_template_kwargs, with enable_thinking and reasoning_effort
   bool add_generation_prompt = true;
   bool continue_final = false;
 };
@@ -60,6 +63,7 @@ struct ChatInput {
 struct ChatBody {
   GenerateOptions options;
   ChatInput input;
+  bool separate_reasoning = true;  // false: thinking stays in content, tags and all
 };
 
 struct TokenizeBody {

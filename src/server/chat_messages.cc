@@ -72,6 +72,10 @@ Status normalise_tool_calls(Json& calls, const std::string& path) {
     const auto function = call.find("function");
     if (function == call.end()) continue;
     if (!function->is_object()) return field_error(at, "{}.function must be an object.", at);
+    FieldReader reader(*function, at + ".function.");
+    std::string name;
+    reader.text("name", kMaxNameBytes, &name);
+    VAYU_RETURN_IF_ERROR(reader.status());
     VAYU_RETURN_IF_ERROR(normalise_arguments(*function, at + ".function.arguments"));
   }
   return {};
@@ -84,6 +88,12 @@ Result<Json> normalise_message(const Json& message, const std::string& path) {
   reader.text("role", kMaxNameBytes, &role);
   std::string name;
   reader.text("name", kMaxNameBytes, &name);
+  for (const char* field : {"reasoning_content", "reasoning"}) {
+    const Json* value = reader.find(field);
+    if (value != nullptr && !value->is_string()) {
+      reader.fail(field, "{}.{} must be a string, not {}.", path, field, type_name(*value));
+    }
+  }
   VAYU_RETURN_IF_ERROR(reader.status());
   if (role.empty()) return field_error(path + ".role", "{}.role is required.", path);
 
@@ -98,6 +108,10 @@ Result<Json> normalise_message(const Json& message, const std::string& path) {
     if (key == "function_call" && copy.is_object()) {
       VAYU_RETURN_IF_ERROR(normalise_arguments(copy, path + ".function_call.arguments"));
     }
+  }
+  if (const auto alias = result.find("reasoning"); alias != result.end()) {
+    if (!result.contains("reasoning_content")) result["reasoning_content"] = *alias;
+    result.erase("reasoning");
   }
   return result;
 }

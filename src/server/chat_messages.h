@@ -11,6 +11,7 @@ namespace vayu::server {
 // - null fields, empty tool_calls and null function_call are left out; other fields stay as they are;
 // - tool-call arguments that are JSON text of an object become that object, "" and "null" an empty one; other text
 // stays;
+// - `reasoning` becomes `reasoning_content`;
 // - role "developer" becomes "system".
 // Errors: kInvalidArgument whose field is like messages[2].content[0]. Image, audio and file parts are refused.
 Result<Json> normalise_messages(const Json& messages);

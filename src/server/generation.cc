@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <random>
 
 #include "server/http_message.h"
 
@@ -9,6 +10,14 @@ namespace vayu::server {
 namespace {
 
 constexpr size_t kNoLimit = std::numeric_limits<size_t>::max();  // an answer kept whole grows by as much anyway
+
+std::string make_call_id(bool is_short) {
+  static constexpr std::string_view kLetters = "0123456789abcdefghijklmnopqrstuvwxyz";
+  thread_local std::mt19937_64 random{std::random_device()()};
+  std::string id = is_short ? "" : "call_";
+  for (int i = 0; i < (is_short ? 9 : 24); ++i) id += kLetters[random() % kLetters.size()];
+  return id;
+}
 
 }  // namespace
 
@@ -21,11 +30,14 @@ Generation::Generation(Services services, GenerationSpec spec, std::function<voi
       held_(spec_.prompts.size()),
       cached_tokens_(spec_.prompts.size(), 0) {
   const GenerateOptions& options = spec_.options;
-  const AnswerTextOptions text{options.stop, options.include_stop_str, options.skip_special,
-                               options.sampling.min_tokens};
+  const AnswerTextOptions text{.stop = options.stop,
+                               .include_stop_str = options.include_stop_str,
+                               .skip_special = options.skip_special,
+                               .marks = spec_.marks,
+                               .min_tokens = options.sampling.min_tokens};
   for (size_t prompt = 0; prompt < spec_.prompts.size(); ++prompt) {
     for (int32_t choice = 0; choice < options.n; ++choice) {
-      Answer& answer = answers_.emplace_back(*services_.tokenizer, text);
+      Answer& answer = answers_.emplace_back(*services_.tokenizer, text, spec_.parsing);
       answer.prompt = prompt;
       answer.choice = choice;
     }
@@ -162,24 +174,106 @@ std::string Generation::echo_text(size_t prompt) const {
   return built.text.empty() ? services_.tokenizer->decode(built.ids) : built.text;
 }
 
-// Adds new text and tokens to the answer: to its body, or as one event.
+// The pieces of new text, as the request wants to see them.
+AnswerPieces Generation::parse(Answer& answer, const std::string& text) {
+  const bool ended = !answer.finish_reason.empty();
+  AnswerPieces parsed =
+      ended ? answer.parser->finish(text, answer.finish_reason == "length") : answer.parser->push(text);
+  AnswerPieces pieces;
+  for (AnswerPiece& piece : parsed) {
+    if (piece.kind == AnswerPiece::kReasoning && !spec_.options.include_reasoning) continue;
+    if (piece.kind == AnswerPiece::kReasoning && stream() && !spec_.options.stream_reasoning) {
+      answer.reasoning += piece.text;
+      continue;
+    }
+    if (piece.kind == AnswerPiece::kToolCall && !spec_.options.parallel_tool_calls && answer.num_calls > 0) continue;
+    if (piece.kind == AnswerPiece::kToolCall) ++answer.num_calls;
+    if (stream() && !answer.reasoning.empty()) {
+      pieces.push_back({AnswerPiece::kReasoning, std::exchange(answer.reasoning, {}), {}});
+    }
+    pieces.push_back(std::move(piece));
+  }
+  if (ended && stream() && !answer.reasoning.empty()) {
+    pieces.push_back({AnswerPiece::kReasoning, std::exchange(answer.reasoning, {}), {}});
+  }
+  if (answer.num_calls > 0 && answer.finish_reason == "stop") answer.finish_reason = "tool_calls";
+  return pieces;
+}
+
+// A call is told in two events, as OpenAI's streams do: who is called, then with what.
+void Generation::add_call(std::vector<ChoicePart>& parts, Answer& answer, ToolCall call) {
+  Json whole = tool_call_json(make_call_id(spec_.parsing->tool_calls->short_ids), call.name, call.arguments);
+  if (!stream()) {
+    if (answer.tool_calls.is_null()) answer.tool_calls = Json::array();
+    answer.tool_calls.push_back(std::move(whole));
+    return;
+  }
+  const int32_t index = answer.num_calls_sent++;
+  Json head = {{"index", index}};
+  head.update(whole);
+  head["function"]["arguments"] = "";
+  parts.emplace_back().tool_calls = Json::array({std::move(head)});
+  Json arguments = {{"index", index}};
+  arguments["function"]["arguments"] = call.arguments;
+  parts.emplace_back().tool_calls = Json::array({std::move(arguments)});
+}
+
+// One part for each event to send: thinking may stand before content in one, anything else needs its own.
+std::vector<ChoicePart> Generation::make_parts(Answer& answer, std::string text) {
+  std::vector<ChoicePart> parts;
+  if (!answer.parser) {
+    parts.emplace_back().text = std::move(text);
+    return parts;
+  }
+  for (AnswerPiece& piece : parse(answer, text)) {
+    if (piece.kind == AnswerPiece::kToolCall) {
+      add_call(parts, answer, std::move(piece.call));
+      continue;
+    }
+    const bool content = piece.kind == AnswerPiece::kContent;
+    const bool joins = !parts.empty() && parts.back().tool_calls.is_null() && (content || parts.back().text.empty());
+    ChoicePart& part = joins ? parts.back() : parts.emplace_back();
+    (content ? part.text : part.reasoning) += piece.text;
+  }
+  if (parts.empty()) parts.emplace_back();
+  for (ChoicePart& part : parts) part.thinking = answer.parser->thinking();
+  return parts;
+}
+
+// Adds new text and tokens to the answer: to its body, or as events, of which the first carries the tokens.
 void Generation::add_part(Answer& answer, std::string text, std::span<const OutputToken> tokens) {
   const bool first = std::exchange(answer.first, false);
   if (first && spec_.echo) text.insert(0, echo_text(answer.prompt));
+  std::vector<ChoicePart> parts = make_parts(answer, std::move(text));
+  if (answer.parser && !tokens.empty()) answer.parser->count_token();
   if (!stream()) {
-    answer.full_text += text;
+    for (const ChoicePart& part : parts) {
+      answer.full_text += part.text;
+      answer.reasoning += part.reasoning;
+    }
     if (keeps_tokens()) answer.tokens.insert(answer.tokens.end(), tokens.begin(), tokens.end());
     return;
   }
-  ChoicePart part;
-  part.index = static_cast<int32_t>(answer_index(answer));
-  part.text = std::move(text);
-  part.tokens = tokens;
-  if (first && spec_.echo) part.prompt_tokens = prompt_logprobs_[answer.prompt];
-  part.text_offset = answer.text_offset;
-  part.finish_reason = answer.finish_reason;
-  part.stop_reason = answer.stop_reason;
-  part.first = first;
+  parts.front().tokens = tokens;
+  parts.front().first = first;
+  if (first && spec_.echo) parts.front().prompt_tokens = prompt_logprobs_[answer.prompt];
+  parts.back().finish_reason = answer.finish_reason;
+  parts.back().stop_reason = answer.stop_reason;
+  for (ChoicePart& part : parts) {
+    part.index = static_cast<int32_t>(answer_index(answer));
+    part.text_offset = answer.text_offset;
+    send_part(answer, part, first && &part == &parts.front());
+  }
+  if (open_answers_ > 0) return;
+  if (spec_.options.include_usage) {
+    Json last = response_top(spec_.head, /*chunk=*/true);
+    last["usage"] = usage_json(usage());
+    add_event(last);
+  }
+  events_ += "data: [DONE]\n\n";
+}
+
+void Generation::send_part(Answer& answer, const ChoicePart& part, bool first) {
   if (spec_.options.sampling.logprobs >= 0) {
     for (const auto list : {part.prompt_tokens, part.tokens}) {
       for (const OutputToken& token : list) {
@@ -197,13 +291,6 @@ void Generation::add_part(Answer& answer, std::string text, std::span<const Outp
   event["choices"].push_back(std::move(choice));
   if (spec_.options.include_usage && spec_.options.continuous_usage) event["usage"] = usage_json(usage());
   add_event(event);
-  if (open_answers_ > 0) return;
-  if (spec_.options.include_usage) {
-    Json last = response_top(spec_.head, /*chunk=*/true);
-    last["usage"] = usage_json(usage());
-    add_event(last);
-  }
-  events_ += "data: [DONE]\n\n";
 }
 
 void Generation::add_event(const Json& event) {
@@ -257,7 +344,10 @@ void Generation::record_end(const Answer& answer, std::string_view reason) {
 }
 
 ChoiceFormat Generation::format() const {
-  return {spec_.options.sampling.logprobs >= 0, spec_.options.return_token_ids, services_.tokenizer.get()};
+  return {.logprobs = spec_.options.sampling.logprobs >= 0,
+          .token_ids = spec_.options.return_token_ids,
+          .reasoning = spec_.parsing && spec_.parsing->reasoning,
+          .tokenizer = services_.tokenizer.get()};
 }
 
 Usage Generation::usage() const {
@@ -265,6 +355,10 @@ Usage Generation::usage() const {
   for (const BuiltPrompt& prompt : spec_.prompts) usage.prompt_tokens += static_cast<int64_t>(prompt.ids.size());
   for (const int32_t cached : cached_tokens_) usage.cached_tokens += cached;
   for (const Answer& answer : answers_) usage.completion_tokens += answer.text.num_tokens();
+  if (spec_.parsing && spec_.parsing->reasoning) {
+    usage.reasoning_tokens = 0;
+    for (const Answer& answer : answers_) usage.reasoning_tokens += answer.parser->reasoning_tokens();
+  }
   return usage;
 }
 
@@ -274,6 +368,8 @@ std::string Generation::body() const {
     ChoicePart part;
     part.index = static_cast<int32_t>(answer_index(answer));
     part.text = answer.full_text;
+    part.reasoning = answer.reasoning;
+    part.tool_calls = answer.tool_calls;
     part.tokens = answer.tokens;
     if (spec_.echo) part.prompt_tokens = prompt_logprobs_[answer.prompt];
     part.finish_reason = answer.finish_reason;

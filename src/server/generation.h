@@ -11,6 +11,7 @@
 
 #include "base/clock.h"
 #include "core/engine_client.h"
+#include "server/answer_parser.h"
 #include "server/answer_text.h"
 #include "server/api_request.h"
 #include "server/mailbox.h"
@@ -24,6 +25,8 @@ struct GenerationSpec {
   ResponseHead head;
   GenerateOptions options;
   bool echo = false;
+  std::optional<AnswerParserOptions> parsing;  // chat; none: all text is content
+  std::vector<TokenId> marks;                  // special tokens that the parsing looks for
   std::vector<BuiltPrompt> prompts;
   std::vector<int32_t> max_tokens;  // (prompts) as it will run, at least 1
   std::string cache_namespace;
@@ -70,11 +73,20 @@ class Generation {
 
  private:
   struct Answer {
-    Answer(const Tokenizer& tokenizer, const AnswerTextOptions& options) : text(tokenizer, options) {}
+    Answer(const Tokenizer& tokenizer, const AnswerTextOptions& options,
+           const std::optional<AnswerParserOptions>& parsing)
+        : text(tokenizer, options) {
+      if (parsing) parser.emplace(*parsing);
+    }
     size_t prompt = 0;
     int32_t choice = 0;
     AnswerText text;
-    std::string full_text;            // non-streams
+    std::optional<AnswerParser> parser;
+    std::string full_text;  // non-streams
+    std::string reasoning;  // non-streams: all of it; streams: what stream_reasoning=false keeps back
+    Json tool_calls;        // non-streams; null without
+    int32_t num_calls = 0;
+    int32_t num_calls_sent = 0;       // streams
     std::vector<OutputToken> tokens;  // non-streams, when ids or log-probabilities are wanted
     int64_t text_offset = 0;          // characters so far, with the echoed prompt
     bool first = true;
@@ -93,6 +105,10 @@ class Generation {
   void consume_token(Answer& answer, const SequenceDelta& delta, size_t index);
   void time_tokens(Answer& answer, const SequenceDelta& delta);
   void add_part(Answer& answer, std::string text, std::span<const OutputToken> tokens);
+  std::vector<ChoicePart> make_parts(Answer& answer, std::string text);
+  AnswerPieces parse(Answer& answer, const std::string& text);
+  void add_call(std::vector<ChoicePart>& parts, Answer& answer, ToolCall call);
+  void send_part(Answer& answer, const ChoicePart& part, bool first);
   void finish(Answer& answer, std::string_view reason, Json stop_reason);
   void fail(Error error);
   void record_end(const Answer& answer, std::string_view reason);

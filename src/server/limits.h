@@ -38,7 +38,8 @@ constexpr double kMinRepetitionPenalty = 0.01;
 constexpr double kMaxRepetitionPenalty = 100;
 constexpr size_t kMaxMessages = 4096;
 constexpr size_t kMaxTools = 256;
-constexpr size_t kMaxNameBytes = 512;  // model, role, name, user, cache_salt
+constexpr size_t kMaxDescriptionBytes = 1 << 20;  // of one tool
+constexpr size_t kMaxNameBytes = 512;             // model, role, name, user, cache_salt
 // A prompt of more bytes than the context could hold (context x bytes of the longest token x this) is refused without
 // being tokenised; the factor leaves room for normalisers that shorten text.
 constexpr size_t kNormaliserSlack = 3;

@@ -44,8 +44,8 @@ class Mailbox {
     return overflow_;
   }
 
-  // After this the engine may go on pushing; nothing is kept and nobody is woken. The engine's last reference to the box
-  // may outlive the server, so `wake` and what it holds go now.
+  // After this the engine may go on pushing; nothing is kept and nobody is woken. The engine's last reference to the
+  // box may outlive the server, so `wake` and what it holds go now.
   void close() {
     std::lock_guard lock(mutex_);
     closed_ = true;

@@ -89,6 +89,35 @@ Json completion_logprobs(const Tokenizer& tokenizer, const ChoicePart& part) {
   return result;
 }
 
+void add_reasoning(Json& message, const Json& reasoning) {
+  message["reasoning_content"] = reasoning;
+  message["reasoning"] = reasoning;  // vLLM's newer name
+}
+
+Json message_json(const ChoiceFormat& format, const ChoicePart& part) {
+  Json message = {{"role", "assistant"}};
+  message["content"] = part.text.empty() && !part.tool_calls.is_null() ? Json(nullptr) : Json(part.text);
+  if (format.reasoning) add_reasoning(message, part.reasoning.empty() ? Json(nullptr) : Json(part.reasoning));
+  if (!part.tool_calls.is_null()) message["tool_calls"] = part.tool_calls;
+  return message;
+}
+
+Json delta_json(const ChoicePart& part) {
+  Json delta = Json::object();
+  if (part.first) delta["role"] = "assistant";
+  if (!part.reasoning.empty()) add_reasoning(delta, part.reasoning);
+  if (!part.text.empty()) delta["content"] = part.text;
+  if (!part.tool_calls.is_null()) delta["tool_calls"] = part.tool_calls;
+  const bool silent = part.reasoning.empty() && part.text.empty() && part.tool_calls.is_null();
+  // The extra chunk that only ends a stream has an empty delta.
+  if (silent && part.finish_reason.empty() && part.thinking) {
+    delta["reasoning_content"] = "";
+  } else if (silent && (part.first || part.finish_reason.empty())) {
+    delta["content"] = "";
+  }
+  return delta;
+}
+
 }  // namespace
 
 std::string token_name(const Tokenizer& tokenizer, TokenId id) {
@@ -119,10 +148,7 @@ Json choice_json(const ResponseHead& head, const ChoiceFormat& format, const Cho
   if (!head.chat) {
     choice["text"] = part.text;
   } else {
-    Json& message = choice[chunk ? "delta" : "message"] = Json::object();
-    if (!chunk || part.first) message["role"] = "assistant";
-    // The extra chunk that only ends a stream has an empty delta.
-    if (!chunk || part.first || !part.text.empty() || part.finish_reason.empty()) message["content"] = part.text;
+    choice[chunk ? "delta" : "message"] = chunk ? delta_json(part) : message_json(format, part);
   }
   Json& logprobs = choice["logprobs"] = nullptr;
   if (format.logprobs && !(chunk && part.tokens.empty() && part.prompt_tokens.empty())) {
@@ -143,7 +169,16 @@ Json usage_json(const Usage& usage) {
   json["total_tokens"] = usage.prompt_tokens + usage.completion_tokens;
   json["completion_tokens"] = usage.completion_tokens;
   json["prompt_tokens_details"]["cached_tokens"] = usage.cached_tokens;
+  if (usage.reasoning_tokens >= 0) {
+    json["completion_tokens_details"]["reasoning_tokens"] = usage.reasoning_tokens;
+  }
   return json;
+}
+
+Json tool_call_json(const std::string& id, const std::string& name, const std::string& arguments) {
+  Json call = {{"id", id}, {"type", "function"}};
+  call["function"] = {{"name", name}, {"arguments", arguments}};
+  return call;
 }
 
 }  // namespace vayu::server

@@ -22,7 +22,10 @@ struct ResponseHead {
 struct ChoicePart {
   int32_t index = 0;
   std::string text;
-  std::span<const OutputToken> tokens;         // for log-probabilities and ids
+  std::string reasoning;                // chat
+  Json tool_calls;                      // chat: a list, or null
+  bool thinking = false;                // the answer goes on with thinking: an event without text is not one of content
+  std::span<const OutputToken> tokens;  // for log-probabilities and ids
   std::span<const OutputToken> prompt_tokens;  // echoed, with log-probabilities; completions only
   int64_t text_offset = 0;                     // characters of this answer sent before; completions log-probabilities
   std::string_view finish_reason;              // empty: not ended
@@ -33,6 +36,7 @@ struct ChoicePart {
 struct ChoiceFormat {
   bool logprobs = false;
   bool token_ids = false;
+  bool reasoning = false;  // the model thinks: whole messages always tell of it
   const Tokenizer* tokenizer = nullptr;
 };
 
@@ -40,12 +44,14 @@ struct Usage {
   int64_t prompt_tokens = 0;
   int64_t completion_tokens = 0;
   int64_t cached_tokens = 0;
+  int64_t reasoning_tokens = -1;  // of the completion; -1: not a model that thinks
 };
 
 // Top level of a response or stream chunk without its choices.
 Json response_top(const ResponseHead& head, bool chunk);
 Json choice_json(const ResponseHead& head, const ChoiceFormat& format, const ChoicePart& part, bool chunk);
 Json usage_json(const Usage& usage);
+Json tool_call_json(const std::string& id, const std::string& name, const std::string& arguments);
 
 // Text of one token as log-probabilities name it: itself, or bytes:\xE0\xA4 where it is not whole characters.
 std::string token_name(const Tokenizer& tokenizer, TokenId id);

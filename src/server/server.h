@@ -11,6 +11,7 @@
 #include "base/clock.h"
 #include "base/result.h"
 #include "core/engine_client.h"
+#include "server/chat_format.h"
 #include "tokenizer/chat_template.h"
 #include "tokenizer/tokenizer.h"
 
@@ -37,6 +38,7 @@ struct ServerConfig {
   int stall_timeout_ms = 30'000;  // work present and no step ended for that long: /health says 503
   size_t max_pending_tokens = 2048;  // an answer's tokens waiting for its client; over it the request is cancelled
   int socket_send_buffer_bytes = 0;  // > 0: SO_SNDBUF of connections
+  ParserChoice parsers;              // how thinking and tool calls are found in answers
   bool debug_hooks = false;          // accept the body field vayu_debug
 };
 

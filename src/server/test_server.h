@@ -63,7 +63,9 @@ class ServerTest : public ::testing::Test {
     tokenizer_ = std::make_shared<FakeTokenizer>(adds_bos);
     if (attach_model) attach();
   }
-  void attach() { server_->attach({&engine_, tokenizer_, std::make_shared<FakeTemplate>(), "", ""}); }
+  void attach(std::shared_ptr<const ChatTemplate> chat_template = std::make_shared<FakeTemplate>()) {
+    server_->attach({&engine_, tokenizer_, std::move(chat_template), "", ""});
+  }
 
   ClientResponse call(const std::string& method, const std::string& target, const std::string& body = {},
                       const std::string& headers = {}) {
