@@ -38,6 +38,7 @@ Status read_ids_and_flags(const loader::GgufFile& file, TokenizerSpec& spec) {
 }  // namespace
 
 Result<std::shared_ptr<const Tokenizer>> make_tokenizer(TokenizerSpec spec) {
+  if (spec.model == "gpt2" && spec.pre == "sarvam-moe") return make_escaped_bpe(spec);
   if (spec.model == "gpt2") return make_byte_level_bpe(spec);
   if (spec.model == "llama") return make_sentencepiece_bpe(spec);
   return make_error(ErrorKind::kUnsupported, "tokenizer.ggml.model: unknown tokenizer '{}'", spec.model);

@@ -1,12 +1,18 @@
 // MB/s of encode, and of streaming decode, with the tokenizer of the GGUF file in VAYU_TEST_MODEL:
 //   VAYU_TEST_MODEL=model.gguf build/src/tokenizer/tokenizer_bench
+// and the time to load a synthetic tokenizer.json.
 #include <benchmark/benchmark.h>
 
 #include <cstdlib>
+#include <random>
 #include <string>
+#include <unordered_set>
 
 #include "loader/gguf.h"
+#include "tokenizer/byte_alphabet.h"
 #include "tokenizer/tokenizer.h"
+#include "tokenizer/tokenizer_json.h"
+#include "tokenizer/utf8.h"
 
 namespace vayu {
 namespace {
@@ -66,6 +72,48 @@ void load(benchmark::State& state) {
   for (auto _ : state) benchmark::DoNotOptimize(load_tokenizer(*file).value());
 }
 
+// A tokenizer.json of `size` tokens like Sarvam's: random words, each merged from two shorter ones, byte fallback.
+std::string synthetic_json(int64_t size) {
+  std::mt19937 random(1);
+  std::vector<std::string> words;
+  std::unordered_set<std::string> seen;
+  std::string vocab, merges;
+  const auto add = [&](const std::string& word) {
+    if (!seen.insert(word).second) return false;
+    vocab += fmt::format("{}\"{}\":{}", words.empty() ? "" : ",", word, words.size());
+    words.push_back(word);
+    return true;
+  };
+  for (int byte = 0; byte < 256; ++byte) add(byte_token(static_cast<uint8_t>(byte)));
+  const size_t first = words.size();
+  add(std::string(kMetaspace));
+  for (char32_t c = 0x905; c < 0x940; ++c) {
+    std::string word;
+    append_utf8(c, word);
+    add(word);
+  }
+  for (char c = 'a'; c <= 'z'; ++c) add(std::string(1, c));
+  while (static_cast<int64_t>(words.size()) < size) {
+    const std::string left = words[first + random() % std::min<size_t>(words.size() - first, 4096)];
+    const std::string right = words[first + random() % std::min<size_t>(words.size() - first, 4096)];
+    if (right.starts_with(kMetaspace) || left.size() + right.size() > 40 || !add(left + right)) continue;
+    merges += fmt::format("{}[\"{}\",\"{}\"]", merges.empty() ? "" : ",", left, right);
+  }
+  return fmt::format(
+      R"({{"normalizer":{{"type":"Replace","pattern":{{"String":" "}},"content":"{}"}},"decoder":)"
+      R"({{"type":"Sequence","decoders":[{{"type":"Replace","pattern":{{"String":"{}"}},"content":" "}},)"
+      R"({{"type":"ByteFallback"}},{{"type":"Fuse"}}]}},"model":{{"type":"BPE","byte_fallback":true,)"
+      R"("vocab":{{{}}},"merges":[{}]}}}})",
+      kMetaspace, kMetaspace, vocab, merges);
+}
+
+void load_json(benchmark::State& state) {
+  const std::string text = synthetic_json(state.range(0));
+  for (auto _ : state) benchmark::DoNotOptimize(parse_tokenizer_json(text, {}).value());
+  state.SetBytesProcessed(state.iterations() * text.size());
+}
+
+BENCHMARK(load_json)->Arg(262'144)->Unit(benchmark::kMillisecond);
 BENCHMARK(load)->Unit(benchmark::kMillisecond);
 BENCHMARK_CAPTURE(encode, english, kEnglish)->Arg(16 << 10)->Arg(1 << 20);
 BENCHMARK_CAPTURE(encode, hindi, kHindi)->Arg(16 << 10)->Arg(1 << 20);

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <random>
 
+#include "tokenizer/byte_alphabet.h"
 #include "tokenizer/json_cases.h"
 #include "tokenizer/small_spec.h"
 
@@ -163,6 +164,47 @@ TEST(TokenizerJsonFolder, BosFollowsConfigThenPostProcessor) {
   const TokenizerPtr added = make(cases().compose("qwen"), {.tokenizer_config = R"({"bos_token": "<|im_start|>",
       "eos_token": "<|im_end|>", "add_bos_token": true, "add_eos_token": true})"});
   EXPECT_EQ(added->encode("", kAll), (Ids{*added->find("<|im_start|>"), *added->find("<|im_end|>")}));
+}
+
+// The same vocabulary as a GGUF file has it, in both spellings.
+TEST(TokenizerJsonGguf, SarvamMoeEqualsTheSamePipeline) {
+  const Json file = cases().compose("newline_runs");
+  TokenizerSpec spec{.model = "gpt2", .pre = "sarvam-moe"};
+  const auto size = file["model"]["vocab"].size() + file["added_tokens"].size();
+  spec.tokens.resize(size);
+  spec.token_types.assign(size, 1);
+  for (const auto& [piece, id] : file["model"]["vocab"].items()) {
+    spec.tokens[id.get<size_t>()] = piece;
+    if (parse_byte_token(piece)) spec.token_types[id.get<size_t>()] = 6;
+  }
+  for (const auto& added : file["added_tokens"]) {
+    spec.tokens[added["id"].get<size_t>()] = added["content"];
+    spec.token_types[added["id"].get<size_t>()] = 3;
+  }
+  TokenizerSpec symbols = spec;
+  for (size_t id = 0; id < size; ++id) {
+    if (spec.token_types[id] == 1) symbols.tokens[id] = to_printable(spec.tokens[id]);
+  }
+  for (const auto& pair : file["model"]["merges"]) {
+    const std::string left = pair[0], right = pair[1];
+    spec.merges.push_back(left + " " + right);
+    symbols.merges.push_back(to_printable(left) + " " + to_printable(right));
+  }
+  const TokenizerPtr expected = make(file);
+  for (const TokenizerSpec& variant : {spec, symbols}) {
+    const auto tokenizer = make_tokenizer(variant);
+    ASSERT_TRUE(tokenizer.ok()) << tokenizer.error().message;
+    EXPECT_FALSE((*tokenizer)->adds_bos());
+    for (const auto& row : golden_lines("tokenizer_json_texts.jsonl")) {
+      const std::string text = row.at("text");
+      const Ids ids = (*tokenizer)->encode(text, kAll);
+      ASSERT_EQ(ids, expected->encode(text, kAll)) << text;
+      ASSERT_EQ((*tokenizer)->decode(ids), expected->decode(ids));
+      check_stream(**tokenizer, ids, true);
+    }
+  }
+  spec.merges[7] = "qqqq zzzz";
+  EXPECT_TRUE(make_tokenizer(spec).error().message.starts_with("tokenizer.ggml.merges: entry 7"));
 }
 
 TEST(TokenizerJsonDecode, BytesThatAreNotTextBecomeOneMarkEach) {

@@ -25,8 +25,9 @@ enum class TokenType : uint8_t {
 };
 
 struct TokenizerSpec {
-  std::string model;                // "gpt2": byte-level BPE; "llama": SentencePiece-style BPE
-  std::string pre = "default";      // gpt2: name of the pre-tokenizer pattern (pre_tokenizer.h)
+  std::string model;  // "gpt2": BPE by merges, byte-level unless pre says otherwise; "llama": SentencePiece-style BPE
+  // gpt2: name of the pre-tokenizer pattern (pre_tokenizer.h), or sarvam-moe (escaped_bpe.cc)
+  std::string pre = "default";
   std::vector<std::string> tokens;  // (vocab_size) gpt2: bytes written as printable characters; llama: U+2581 for space
   std::vector<float> scores;        // (vocab_size) llama: higher merges first; unused by gpt2
   std::vector<int64_t> token_types;  // (vocab_size), or empty: all normal

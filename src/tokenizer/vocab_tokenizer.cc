@@ -1,6 +1,11 @@
 #include "tokenizer/vocab_tokenizer.h"
 
 namespace vayu {
+namespace {
+
+constexpr std::string_view kMergesKey = "tokenizer.ggml.merges";
+
+}  // namespace
 
 std::vector<TokenId> VocabTokenizer::encode(std::string_view text, const EncodeOptions& options) const {
   std::vector<TokenId> ids;
@@ -53,6 +58,31 @@ Status check_added_marks(const TokenizerSpec& spec) {
                       "tokenizer.ggml.add_eos_token is true but tokenizer.ggml.eos_token_id is absent");
   }
   return {};
+}
+
+Result<MergeTable> read_merges(const TokenizerSpec& spec, const Vocabulary& vocab, Vocabulary::ToBytes to_bytes) {
+  if (spec.merges.empty()) return make_error(ErrorKind::kCorrupt, "{}: absent or empty", kMergesKey);
+  MergeTable table;
+  table.reserve(spec.merges.size());
+  for (size_t rank = 0; rank < spec.merges.size(); ++rank) {
+    const std::string& merge = spec.merges[rank];
+    const size_t space = merge.find(' ', 1);
+    if (merge.size() > 2 * kMaxTokenBytes || space == std::string::npos || space + 1 == merge.size()) {
+      return make_error(ErrorKind::kCorrupt, "{}: entry {} is not a pair of tokens", kMergesKey, rank);
+    }
+    const std::string left = to_bytes(std::string_view(merge).substr(0, space), TokenType::kNormal);
+    const std::string right = to_bytes(std::string_view(merge).substr(space + 1), TokenType::kNormal);
+    const TokenId left_id = vocab.find_plain(left);
+    const TokenId right_id = vocab.find_plain(right);
+    const TokenId result = vocab.find_plain(left + right);
+    if (result == kNoToken && vocab.markers().find_whole(left + right) != kNoToken) continue;
+    if (left_id == kNoToken || right_id == kNoToken || result == kNoToken) {
+      return make_error(ErrorKind::kCorrupt, "{}: entry {} '{}' uses a token that is not in tokenizer.ggml.tokens",
+                        kMergesKey, rank, merge);
+    }
+    table.insert(left_id, right_id, {static_cast<uint32_t>(rank), result});
+  }
+  return table;
 }
 
 }  // namespace vayu

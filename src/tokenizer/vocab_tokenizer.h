@@ -1,6 +1,7 @@
 // What both kinds of BPE share: markers are cut out first, the text between them goes to encode_text.
 #pragma once
 
+#include "tokenizer/merge_table.h"
 #include "tokenizer/vocabulary.h"
 
 namespace vayu {
@@ -38,8 +39,13 @@ class VocabTokenizer : public Tokenizer {
 // The error when a file says yes to a key, but lacks the id that it needs.
 Status check_added_marks(const TokenizerSpec& spec);
 
-// Both read the parts of the spec that concern them (tokenizer_spec.h).
+// Pairs "left right" of spec.merges by rank. The three tokens of a merge must exist; a merge into a control token is
+// left out, since text must not become one.
+Result<MergeTable> read_merges(const TokenizerSpec& spec, const Vocabulary& vocab, Vocabulary::ToBytes to_bytes);
+
+// All read the parts of the spec that concern them (tokenizer_spec.h).
 Result<std::shared_ptr<const Tokenizer>> make_byte_level_bpe(const TokenizerSpec& spec);
 Result<std::shared_ptr<const Tokenizer>> make_sentencepiece_bpe(const TokenizerSpec& spec);
+Result<std::shared_ptr<const Tokenizer>> make_escaped_bpe(const TokenizerSpec& spec);
 
 }  // namespace vayu
