@@ -1,240 +1,152 @@
 #!/usr/bin/env python3
-"""Builds sarvam-tiny's corpus from Debian packages: downloads, extracts, reads, cleans, deduplicates and splits.
+"""Builds the text that sarvam-tiny is trained on, from packages of Debian 12: tools/sarvam_tiny/corpus.py --work DIR
 
-    tools/sarvam_tiny/corpus.py --work .train/corpus
-
-packages.txt names the packages. The work folder receives debs/ (cache), text/ (extracted files), train/<lang>.txt and
-heldout/<lang>.txt (blank line between blocks), pairs.tsv (language, English, translation) and sources.tsv (package,
-version, licences, characters kept per language). Only Debian's tools (apt-get, dpkg-deb) and Python are needed.
+Downloads the packages of packages.txt (apt-get download), reads them (sources.py), drops duplicates, and writes
+  DIR/corpus/<lang>.train.txt, <lang>.valid.txt, chat.jsonl  and, with --out, OUT/heldout/<lang>.txt and OUT/SOURCES.md.
+A document of the training text ends with a form feed. The split is by hash of blocks of 50 lines, so it is the same on every machine.
 """
-
 import argparse
-import concurrent.futures
 import hashlib
-import pathlib
+import json
 import re
 import subprocess
-import tarfile
+from multiprocessing import Pool
+from pathlib import Path
 
-import clean
-import formats
+from sources import LANGUAGES, read_package
 
-LANGUAGES = {"hi": ("hi", "hi_IN", "hi-IN", "hi-in"), "bn": ("bn", "bn_IN", "bn_BD", "bn-IN", "bn-BD"),
-             "ta": ("ta", "ta_IN", "ta-IN"), "te": ("te", "te_IN", "te-IN"), "mr": ("mr", "mr_IN", "mr-IN")}
-LANGUAGE_OF = {code: lang for lang, codes in LANGUAGES.items() for code in codes}
-CODES = "|".join(sorted(LANGUAGE_OF, key=len, reverse=True))
-INDIC_PATH = re.compile(rf"(?:^|[/_.@-])({CODES})(?=[/.@]|$)")
-INDIC_TYPES = (".mo", ".po", ".json", ".pak", ".qm", ".page", ".xml", ".docbook", ".html", ".xpi")
-ENGLISH_PATH = re.compile(
-    r"/help/(C|en-US)/.*\.(page|xml|docbook|html)$|/debian-handbook/html/en-US/[^/]*\.html$"
-    r"|/debian-reference/ch\d+\.en\.html$|/developers-reference/[^/]*\.html$|/policy\.html/[^/]*\.html$"
-    r"|/pod/perl(?!toc|uniprops|\d)[^/]*\.pod$|/wordnet/data\.|/postgresql-doc-15/html/(?!release-)[^/]*\.html$"
-    r"|/locales/en-US\.pak$|/i18n/(api/)?en\.json$|/eyes17/helpFiles/en/[^/]*\.html$")
-SKIPPED_PATH = re.compile(r"iso_?\d|cldr|countries|/emoji|\.registry|autocorr|/_static/|exif")
+HERE = Path(__file__).resolve().parent
 BLOCK_LINES = 50
-HELDOUT_BYTES = 64_000  # per language: six files stay below 400 KB
+HELDOUT_BYTES = 48_000
+VALID_BYTES = 36_000
+PAIRS_PER_LANGUAGE = 16_000
+NAMES = {"hi": "Hindi", "bn": "Bengali", "ta": "Tamil", "te": "Telugu", "mr": "Marathi", "en": "English"}
 
 
-def wanted(path):
-    if path.endswith("/copyright"):
-        return True
-    if SKIPPED_PATH.search(path):
-        return False
-    return bool(ENGLISH_PATH.search(path) or (path.endswith(INDIC_TYPES) and INDIC_PATH.search(path)))
+def key(line):
+    """Lines that differ only in case, digits, spaces or ASCII punctuation are the same line."""
+    return re.sub(r"[\s!-@\[-`{-~\u0964\u2018\u2019\u201c\u201d\u2026\u2013\u2014]+", "", line.casefold())
 
 
-def download(packages, debs):
-    debs.mkdir(parents=True, exist_ok=True)
-    held = {deb.name.split("_", 1)[0] for deb in debs.glob("*.deb")}
-    missing = [p for p in packages if p not in held]
-    for at in range(0, len(missing), 100):
-        subprocess.run(["apt-get", "-q", "-q", "download", *missing[at:at + 100]], cwd=debs, check=True)
+def digest(text):
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
-def extract(deb, into):
-    """Copies the wanted members of one package below into/<package>; a marker makes the second run free."""
-    folder = into / deb.name.split("_", 1)[0]
-    marker = folder / ".version"
-    if marker.exists() and marker.read_text() == deb.name:
-        return
+def download(names, folder):
     folder.mkdir(parents=True, exist_ok=True)
-    stream = subprocess.Popen(["dpkg-deb", "--fsys-tarfile", str(deb)], stdout=subprocess.PIPE)
-    with tarfile.open(fileobj=stream.stdout, mode="r|") as tar:
-        for member in tar:
-            name = member.name.lstrip("./")
-            target = folder / name
-            if member.issym() and name.startswith("usr/share/doc/") and name.count("/") == 3:
-                (folder / ".doc").write_text(member.linkname.rstrip("/").rsplit("/", 1)[-1])
-            elif member.isfile() and wanted(name) and ".." not in name:
-                target.parent.mkdir(parents=True, exist_ok=True)
-                target.write_bytes(tar.extractfile(member).read())
-    stream.wait()
-    marker.write_text(deb.name)
+    have = {path.name.split("_")[0] for path in folder.glob("*.deb")}
+    missing = [name for name in names if name not in have]
+    if missing:
+        subprocess.run(["apt-get", "-q", "download", *missing], cwd=folder, check=True)
+    return [str(next(folder.glob(f"{name}_*.deb"))) for name in names]
 
 
-KNOWN_LICENCES = ("AGPL", "LGPL", "GPL", "MPL", "Apache", "BSD", "MIT", "Expat", "ISC", "Artistic", "CC-BY-SA", "CC-BY-",
-                  "CC0", "CC-BY", "public-domain", "public domain", "GFDL-NIV", "PSF", "PostgreSQL", "WordNet", "Zlib", "OFL",
-                  "Unicode", "GFDL", "Creative Commons")
-
-
-def licences(folder, root):
-    """Licence names of the package's copyright file: the License fields, or names it cites when it has none."""
-    name = folder.name
-    files = list(folder.glob(f"usr/share/doc/{name}/copyright"))
-    link = folder / ".doc"
-    if not files and link.exists():
-        files = list(root.glob(f"*/usr/share/doc/{link.read_text()}/copyright"))
-        files = files or [p for p in [pathlib.Path(f"/usr/share/doc/{link.read_text()}/copyright")] if p.exists()]
-    if not files:
-        return []
-    text = files[0].read_text(errors="replace")
-    fields = re.findall(r"^License:[ \t]*(\S.*)$", text, re.M)
-    names = {part.strip(" ,()") for f in fields for part in re.split(r"\s+(?:and|or|and/or)\s+|,|\|", f)}
-    names = {n for n in names if n and len(n) < 40 and any(k.lower() in n.lower() for k in KNOWN_LICENCES)}
-    if not names:
-        names = set(re.findall(r"/usr/share/common-licenses/([\w.+-]*\w)", text))
-    if not names:
-        names = {k for k in KNOWN_LICENCES if re.search(rf"\b{re.escape(k)}", text)}
-    return sorted(names)
-
-
-def read_file(path, relative):
-    """(language, [(text, english)]) of one extracted file."""
-    data = path.read_bytes()
-    match = INDIC_PATH.search(relative)
-    language = LANGUAGE_OF[match.group(1)] if match and not ENGLISH_PATH.search("/" + relative) else "en"
-    kind = path.suffix
-    if kind == ".mo":
-        return language, formats.mo(data)
-    if kind == ".po":
-        return language, formats.po(data)
-    if kind == ".qm":
-        return language, formats.qm(data)
-    if kind == ".xpi":
-        return language, formats.language_pack(data)
-    if kind == ".pod":
-        return language, formats.pod(data)
-    if kind in (".json", ".pak"):
-        english = path.with_name(("en" if kind == ".json" else "en-US") + kind)
-        source = english.read_bytes() if english.exists() else None
-        return language, (formats.flat_json if kind == ".json" else formats.pak)(data, source)
-    if path.name.startswith("data.") and path.parent.name == "wordnet":
-        return language, formats.wordnet(data)
-    return language, formats.markup(data)
-
-
-def read_package(folder):
-    """[(language, file, [(text, english or None)])], cleaned, of one package; unreadable files are left out."""
-    documents = []
-    for path in sorted(p for p in folder.rglob("*") if p.is_file()):
-        relative = str(path.relative_to(folder))
-        if path.name in ("copyright", ".version", ".doc"):
+def split(documents):
+    """documents: {package: lines}. Returns train, valid and held-out as lists of (package, block of lines)."""
+    blocks = []
+    for package, lines in documents.items():
+        blocks += [(package, lines[i:i + BLOCK_LINES]) for i in range(0, len(lines), BLOCK_LINES)]
+    size = [len("\n".join(lines).encode()) for _, lines in blocks]
+    order = sorted(range(len(blocks)), key=lambda i: digest("\n".join(blocks[i][1])))
+    heldout, valid, taken = set(), set(), 0
+    for i in order:
+        if size[i] > HELDOUT_BYTES // 4:  # one long manual page must not be a quarter of the measure
             continue
-        try:
-            language, pairs = read_file(path, relative)
-        except Exception as error:  # whatever a foreign file holds, it costs only itself
-            print(f"{folder.name}: {relative}: {error}")
-            continue
-        lines = []
-        for text, english in pairs:
-            english = clean.line(english, "en") if english else None
-            pieces = clean.paragraphs(text, language)
-            lines += [(piece, english if len(pieces) == 1 else None) for piece in pieces]
-        if lines:
-            documents.append((language, f"{folder.name}/{relative}", lines))
-    return documents
+        if taken < HELDOUT_BYTES:
+            heldout.add(i)
+        elif taken < HELDOUT_BYTES + VALID_BYTES:
+            valid.add(i)
+        else:
+            break
+        taken += size[i]
+    train = [block for i, block in enumerate(blocks) if i not in heldout and i not in valid]
+    return train, [blocks[i] for i in sorted(valid)], [blocks[i] for i in sorted(heldout)]
 
 
-class Corpus:
-    """Deduplicates lines as they come, cuts documents into blocks, and counts what each package gave."""
-
-    def __init__(self):
-        self.seen = {}      # language -> keys of the lines taken
-        self.blocks = {}    # language -> [(block id, [line])]
-        self.pairs = {}     # (language, key of the translation) -> (English, translation)
-        self.kept = {}      # (package, language) -> characters
-
-    def add(self, language, document, lines):
-        seen, fresh = self.seen.setdefault(language, set()), []
-        for text, english in lines:
-            key = clean.key(text)
-            if key in seen:
-                continue
-            seen.add(key)
-            fresh.append(text)
-            if english and language != "en":
-                self.pairs[(language, key)] = (english, text)
-        for at in range(0, len(fresh), BLOCK_LINES):
-            self.blocks.setdefault(language, []).append((f"{document}:{at}", fresh[at:at + BLOCK_LINES]))
-        package = document.split("/", 1)[0]
-        self.kept[package, language] = self.kept.get((package, language), 0) + sum(map(len, fresh))
-
-    def split(self, language):
-        """Held-out blocks are those of smallest hash; lines that share most 4-word runs with training text go."""
-        order = sorted(self.blocks[language], key=lambda block: hashlib.sha256(block[0].encode()).digest())
-        heldout, size = [], 0
-        while order and size < HELDOUT_BYTES * 1.3:  # the near-duplicate check takes some away again
-            block = order.pop(0)
-            if len(block[1]) >= 4:
-                heldout.append(block)
-                size += len("\n".join(block[1]).encode())
-        train = sorted(order)
-        runs = {run for _, lines in train for text in lines for run in clean.word_runs(text)}
-        clear, size = [], 0
-        for name, lines in heldout:
-            own = [t for t in lines if (r := clean.word_runs(t)) and sum(x in runs for x in r) <= 0.5 * len(r)]
-            text = "\n".join(own)
-            if own and size + len(text.encode()) + 2 <= HELDOUT_BYTES:
-                clear.append((name, own))
-                size += len(text.encode()) + 2
-        return train, clear, {clean.key(t) for _, lines in heldout for t in lines}
+def join(blocks):
+    return "\n\n".join("\n".join(lines) for _, lines in blocks) + "\n"
 
 
-def write_blocks(path, blocks):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join("\n".join(lines) + "\n\n" for _, lines in blocks))
+def write_train(path, blocks):
+    documents = {}
+    for package, lines in blocks:
+        documents.setdefault(package, []).append("\n".join(lines))
+    path.write_text("\f".join("\n\n".join(parts) + "\n" for parts in documents.values()))
+
+
+def chat_pairs(packages, kept_out):
+    """Parallel messages for the chat samples, without any line of the valid and held-out text."""
+    chosen = []
+    for lang in LANGUAGES[:-1]:
+        seen, pairs = set(), []
+        for package in packages:
+            for english, target in package.pairs.get(lang, []):
+                keys = key(english), key(target)
+                if keys[0] in seen or keys[0] in kept_out["en"] or keys[1] in kept_out[lang]:
+                    continue
+                seen.add(keys[0])
+                pairs.append({"lang": lang, "name": NAMES[lang], "en": english, "text": target})
+        chosen += sorted(pairs, key=lambda pair: digest(pair["en"]))[:PAIRS_PER_LANGUAGE]
+    return sorted(chosen, key=lambda pair: digest(pair["text"]))
+
+
+def sources_table(packages, used, heldout):
+    rows = ["# Text sarvam-tiny was trained on", "",
+            "Packages of Debian 12, with the short licence names of their copyright files (/usr/share/doc/PACKAGE/copyright).",
+            "KB of clean text by language; the last column is what the excerpts in heldout/ hold. The excerpts stay under the",
+            "licences of their packages. Rebuilt by tools/sarvam_tiny/corpus.py.", "",
+            "| package | version | licences | training text, KB | held-out, KB |", "| --- | --- | --- | --- | --- |"]
+    for package in packages:
+        def column(table):
+            sizes = {lang: table[lang].get(package.name, 0) for lang in LANGUAGES}
+            return ", ".join(f"{lang} {size / 1000:.1f}" for lang, size in sizes.items() if size)
+        if column(used) or column(heldout):
+            names = "; ".join(package.licences) or "see its copyright file"
+            rows.append(f"| {package.name} | {package.version} | {names} | {column(used)} | {column(heldout)} |")
+    return "\n".join(rows) + "\n"
+
+
+def sizes(blocks):
+    total = {}
+    for package, lines in blocks:
+        total[package] = total.get(package, 0) + len("\n".join(lines).encode())
+    return total
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--work", type=pathlib.Path, required=True)
-    parser.add_argument("--packages", type=pathlib.Path, default=pathlib.Path(__file__).with_name("packages.txt"))
+    parser.add_argument("--work", type=Path, required=True, help="folder for downloads and the corpus")
+    parser.add_argument("--out", type=Path, help="model folder that gets heldout/ and SOURCES.md")
     args = parser.parse_args()
-    packages = args.packages.read_text().split()
-    debs, text = args.work / "debs", args.work / "text"
-    download(packages, debs)
-    held = sorted(deb for deb in debs.glob("*.deb") if deb.name.split("_", 1)[0] in set(packages))
-    with concurrent.futures.ThreadPoolExecutor(2) as pool:
-        list(pool.map(lambda deb: extract(deb, text), held))
-    folders = [text / deb.name.split("_", 1)[0] for deb in held]
-    terms = {folder.name: licences(folder, text) for folder in folders}
-    corpus = Corpus()
-    with concurrent.futures.ProcessPoolExecutor(2) as pool:
-        for folder, documents in zip(folders, pool.map(read_package, folders, chunksize=4)):
-            if not terms[folder.name]:
-                print(f"{folder.name}: no licence found, left out")
-                continue
-            for document in documents:
-                corpus.add(*document)
-    heldout_keys = set()
-    for language in sorted(corpus.blocks):
-        train, heldout, keys = corpus.split(language)
-        heldout_keys |= keys
-        write_blocks(args.work / "train" / f"{language}.txt", train)
-        write_blocks(args.work / "heldout" / f"{language}.txt", heldout)
-        size = sum(len("\n".join(lines).encode()) for _, lines in train)
-        print(f"{language}: {size / 1e6:.2f} MB to train, {sum(len(b[1]) for b in heldout)} lines held out")
-    with open(args.work / "pairs.tsv", "w") as out:
-        for (language, key), (english, translation) in sorted(corpus.pairs.items()):
-            if key not in heldout_keys and clean.key(english) not in heldout_keys:
-                out.write(f"{language}\t{english}\t{translation}\n")
-    versions = {deb.name.split("_", 1)[0]: deb.name.split("_")[1].replace("%3a", ":") for deb in held}
-    with open(args.work / "sources.tsv", "w") as out:
-        out.write("package\tversion\tlicences\tcharacters kept\n")
-        for package in sorted({package for package, _ in corpus.kept}):
-            kept = [f"{l} {n}" for (p, l), n in sorted(corpus.kept.items()) if p == package and n]
-            if kept:
-                out.write(f"{package}\t{versions[package]}\t{', '.join(terms[package])}\t{', '.join(kept)}\n")
+    names = sorted((HERE / "packages.txt").read_text().split())
+    with Pool() as pool:
+        packages = pool.map(read_package, download(names, args.work / "deb"), chunksize=1)
+    corpus = args.work / "corpus"
+    corpus.mkdir(parents=True, exist_ok=True)
+    kept_out, used, held = {}, {}, {}
+    for lang in LANGUAGES:
+        seen, documents = set(), {}
+        for package in packages:
+            lines = documents.setdefault(package.name, [])
+            for line in package.lines.get(lang, []):
+                if key(line) not in seen:
+                    seen.add(key(line))
+                    lines.append(line)
+        train, valid, heldout = split(documents)
+        used[lang], held[lang] = sizes(train), sizes(heldout)
+        kept_out[lang] = {key(line) for _, lines in valid + heldout for line in lines}
+        write_train(corpus / f"{lang}.train.txt", train)
+        (corpus / f"{lang}.valid.txt").write_text(join(valid))
+        if args.out:
+            (args.out / "heldout").mkdir(parents=True, exist_ok=True)
+            (args.out / "heldout" / f"{lang}.txt").write_text(join(heldout))
+        print(f"{lang}: train {sum(used[lang].values()) / 1e6:.2f} MB, valid {len(join(valid).encode())} bytes, "
+              f"held-out {len(join(heldout).encode())} bytes in {len(heldout)} blocks", flush=True)
+    pairs = chat_pairs(packages, kept_out)
+    (corpus / "chat.jsonl").write_text("".join(json.dumps(pair, ensure_ascii=False) + "\n" for pair in pairs))
+    print(f"chat: {len(pairs)} pairs")
+    if args.out:
+        (args.out / "SOURCES.md").write_text(sources_table(packages, used, held))
 
 
 if __name__ == "__main__":
