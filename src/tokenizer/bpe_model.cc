@@ -8,7 +8,7 @@
 namespace vayu {
 
 BpeModel::BpeModel(const PieceTable& pieces, MergeTable merges, BpeOptions options)
-    : pieces_(pieces), merges_(std::move(merges)), options_(std::move(options)) {
+    : pieces_(pieces), merges_(std::move(merges)), options_(std::move(options)), whole_words_(pieces.size()) {
   unit_ids_.assign(options_.raw_bytes ? 256 : kTableSize, kNoToken);
   for (size_t i = 0; i < unit_ids_.size(); ++i) {
     std::string unit;
@@ -20,7 +20,6 @@ BpeModel::BpeModel(const PieceTable& pieces, MergeTable merges, BpeOptions optio
     unit_ids_[i] = pieces_.find(unit);
   }
   cuts_at_spaces_ = can_cut_at_spaces();
-  find_whole_words();
 }
 
 int BpeModel::num_missing_bytes() const {
@@ -49,22 +48,19 @@ size_t BpeModel::cut_end(std::string_view word, size_t pos) const {
   return std::min(end, word.size());
 }
 
-// A token that its own parts merge into is found by one look-up: most words of prose.
-void BpeModel::find_whole_words() {
-  is_whole_word_.assign(pieces_.size(), false);
-  std::vector<TokenId> ids;
-  for (TokenId id = 0; id < pieces_.size(); ++id) {
-    const std::string_view piece = pieces_[id];
-    if (piece.empty() || pieces_.find(piece) != id) continue;
-    max_whole_word_ = std::max(max_whole_word_, piece.size());
-    if (options_.whole_word && options_.whole_word(id)) {
-      is_whole_word_[id] = true;
-      continue;
-    }
-    ids.clear();
-    merge(piece, ids);
-    is_whole_word_[id] = ids.size() == 1 && ids[0] == id;
+// Whether a word that is this token becomes it: most words of prose are found by this one look-up. Found out when first
+// asked, since a quarter of a million tokens take a second; threads that ask at once come to the same answer.
+bool BpeModel::is_whole_word(TokenId id) const {
+  const uint8_t known = whole_words_[id].load(std::memory_order_relaxed);
+  if (known != kUnknownWord) return known == kWhole;
+  bool whole = options_.whole_word && options_.whole_word(id);
+  if (!whole) {
+    std::vector<TokenId> ids;
+    merge(pieces_[id], ids);
+    whole = ids.size() == 1 && ids[0] == id;
   }
+  whole_words_[id].store(whole ? kWhole : kParts, std::memory_order_relaxed);
+  return whole;
 }
 
 void BpeModel::encode(std::string_view word, std::vector<TokenId>& ids) const {
@@ -82,9 +78,9 @@ void BpeModel::encode(std::string_view word, std::vector<TokenId>& ids) const {
 }
 
 void BpeModel::encode_part(std::string_view word, std::vector<TokenId>& ids) const {
-  if (word.size() <= max_whole_word_) {
+  if (word.size() <= pieces_.max_bytes()) {
     const TokenId id = pieces_.find(word);
-    if (id != kNoToken && is_whole_word_[id]) return ids.push_back(id);
+    if (id != kNoToken && is_whole_word(id)) return ids.push_back(id);
   }
   merge(word, ids);
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <functional>
 #include <string>
 #include <vector>
@@ -38,7 +39,7 @@ class BpeModel : public SubwordModel {
   int num_missing_bytes() const;  // raw_bytes: byte values without a token
 
  private:
-  void find_whole_words();
+  bool is_whole_word(TokenId id) const;
   bool can_cut_at_spaces() const;
   size_t cut_end(std::string_view word, size_t pos) const;
   void encode_part(std::string_view word, std::vector<TokenId>& ids) const;
@@ -53,9 +54,9 @@ class BpeModel : public SubwordModel {
   const PieceTable& pieces_;
   const MergeTable merges_;
   const BpeOptions options_;
-  std::vector<TokenId> unit_ids_;    // raw_bytes: (256), else (kTableSize): token of a byte or a character
-  std::vector<bool> is_whole_word_;  // (pieces): a word that is this token becomes it
-  size_t max_whole_word_ = 0;        // bytes
+  std::vector<TokenId> unit_ids_;  // raw_bytes: (256), else (kTableSize): token of a byte or a character
+  enum WholeWord : uint8_t { kUnknownWord, kWhole, kParts };
+  mutable std::vector<std::atomic<uint8_t>> whole_words_;  // (pieces) WholeWord
   bool cuts_at_spaces_ = false;
 };
 

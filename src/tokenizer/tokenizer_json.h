@@ -29,6 +29,7 @@ struct ModelFolderTexts {
 // Against the reference library (`tokenizers`): ids and text are equal for valid UTF-8 with all special tokens allowed,
 // but invalid bytes out of a decode are one U+FFFD for each maximal bad sequence, not one a byte token, and text that
 // merely spells an added token never becomes it unless EncodeOptions says so. Runs of white space are the exception.
+// An added token shows the text that the file gives it (version 0.23 of the reference shows its normalized form).
 Result<std::shared_ptr<const Tokenizer>> parse_tokenizer_json(std::string_view text, const ModelFolderTexts& folder);
 
 // The same from the file at `path`; kIo when it cannot be read.
