@@ -15,9 +15,9 @@ void Rewriter::note_start(size_t begin) {
   at_start_ = from_.at_start && begin == 0;
 }
 
-void Rewriter::replace(size_t begin, size_t end, std::string_view with) {
+void Rewriter::replace(size_t begin, size_t end, std::string_view with, size_t origin) {
   if (with.empty()) return;
-  note_start(begin);
+  note_start(origin);
   out_ += with;
   if (from_.trusted.empty()) return;
   const size_t last = std::min(std::max(end, begin + 1), from_.trusted.size());
@@ -95,7 +95,10 @@ class Replace : public Normalizer {
     size_t done = 0;
     pattern_.for_each_match(text.text, [&](size_t begin, size_t end) {
       rewriter.copy(done, begin);
-      rewriter.replace(begin, end, content_);
+      // In the reference, what takes the place of a match stems from its last character.
+      size_t last = end > begin ? end - 1 : begin;
+      while (last > begin && (static_cast<uint8_t>(text.text[last]) & 0xC0) == 0x80) --last;
+      rewriter.replace(begin, end, content_, last);
       done = end;
     });
     rewriter.copy(done, text.text.size());

@@ -24,7 +24,9 @@ class Rewriter {
  public:
   explicit Rewriter(NormalizedText& text) : from_(text) { out_.reserve(text.text.size()); }
   // Replaces from's [begin, end) by `with`; an empty range inserts. New bytes are trusted if all replaced ones are.
-  void replace(size_t begin, size_t end, std::string_view with);
+  void replace(size_t begin, size_t end, std::string_view with) { replace(begin, end, with, begin); }
+  // `origin`: where the new bytes count as stemming from.
+  void replace(size_t begin, size_t end, std::string_view with, size_t origin);
   void copy(size_t begin, size_t end);
   void finish();  // the built form takes the place of the present one
 
