@@ -52,9 +52,21 @@ Status write_text(const fs::path& path, const std::string& text) {
   return out ? Status() : make_error(ErrorKind::kIo, "{}: cannot write", path.string());
 }
 
-// What stands beside the weights, unchanged.
+// config.json as it fits the new weights, which carry no scales.
+std::string config_text(const ModelFiles& files) {
+  nlohmann::json config = files.source.config->json();
+  config.erase("quantization_config");
+  constexpr std::pair<DataFormat, const char*> kDtypes[] = {
+      {DataFormat::kF32, "float32"}, {DataFormat::kF16, "float16"}, {DataFormat::kBF16, "bfloat16"}};
+  for (const auto& [format, name] : kDtypes) {
+    if (files.weight_format == format) config["torch_dtype"] = name;
+  }
+  return config.dump(2) + "\n";
+}
+
+// What stands beside the weights.
 Status copy_texts(const ModelFiles& files, const fs::path& folder) {
-  VAYU_RETURN_IF_ERROR(write_text(folder / "config.json", files.source.config_text));
+  VAYU_RETURN_IF_ERROR(write_text(folder / "config.json", config_text(files)));
   VAYU_RETURN_IF_ERROR(write_text(folder / "generation_config.json", files.source.generation_config));
   VAYU_RETURN_IF_ERROR(write_text(folder / "tokenizer_config.json", files.source.tokenizer_config));
   VAYU_RETURN_IF_ERROR(write_text(folder / "chat_template.jinja", files.source.chat_template));

@@ -148,8 +148,10 @@ Result<LocalModel> open_local_model(const std::string& path, const LocalModelOpt
   local.bos_token = files.bos_token;
   local.eos_token = files.eos_token;
   VAYU_ASSIGN_OR_RETURN(ModelExecutorOptions planned, executor_options(files, options));
+  const int64_t start_us = clock.now_us();
   VAYU_ASSIGN_OR_RETURN(std::unique_ptr<ModelExecutor> executor,
                         ModelExecutor::load(std::move(files.recipe), *files.weights, std::move(planned)));
+  spdlog::info("weights: loaded in {:.2f} s", (clock.now_us() - start_us) * 1e-6);
   log_memory_plan(*executor);
 
   EngineConfig config{.model_name = local.name,

@@ -23,6 +23,10 @@ Status check_options(const ModelLoadOptions& options, const ModelConfig& config)
   // Slots (page * page_size + offset) are 32-bit.
   VAYU_RETURN_IF_ERROR(check_option("num_pages", options.num_pages, 1, INT32_MAX / options.page_size));
   VAYU_RETURN_IF_ERROR(check_option("max_step_tokens", options.max_step_tokens, 1, 1 << 20));
+  if (config.has_mla() && int64_t{options.max_step_tokens} * config.qkv_width() > INT32_MAX) {
+    return field_error("max_step_tokens", "max_step_tokens is {}: rows of {} floats cannot be numbered in 32 bits",
+                       options.max_step_tokens, config.qkv_width());
+  }
   VAYU_RETURN_IF_ERROR(check_option("max_rows", options.max_rows, 1, options.max_step_tokens));
   VAYU_RETURN_IF_ERROR(check_option("max_logits", options.max_logits, 1, options.max_step_tokens));
   return check_option("max_context", options.max_context, 1, config.max_context);
