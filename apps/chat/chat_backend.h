@@ -34,8 +34,9 @@ struct AnswerStats {
   std::string finish_reason;  // stop, length, cancelled
 };
 
-using TextSink = std::function<void(std::string_view)>;  // whole characters
-using StopQuery = std::function<bool()>;                 // true: the user wants no more of this answer
+enum class TextKind { kAnswer, kThinking };
+using TextSink = std::function<void(TextKind, std::string_view)>;  // whole characters
+using StopQuery = std::function<bool()>;                           // true: the user wants no more of this answer
 
 class ChatBackend {
  public:

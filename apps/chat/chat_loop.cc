@@ -111,6 +111,17 @@ void ChatLoop::show_stats() {
   }
 }
 
+// Thinking is dim and stands on lines of its own; it is no part of what a script reads.
+void ChatLoop::show(TextKind kind, std::string_view piece) {
+  if (!console_.interactive) {
+    if (kind == TextKind::kAnswer) console_.write(piece);
+    return;
+  }
+  if (kind != shown_) console_.write(kind == TextKind::kThinking ? "\x1b[2m" : "\x1b[0m\n\n");
+  shown_ = kind;
+  console_.write(mask_control_characters(piece));
+}
+
 void ChatLoop::ask(const std::string& question) {
   std::vector<ChatMessage> messages;
   if (!system_prompt_.empty()) messages.push_back({"system", system_prompt_});
@@ -118,16 +129,14 @@ void ChatLoop::ask(const std::string& question) {
   messages.push_back({"user", question});
 
   std::string answer;
-  const TextSink show = [&](std::string_view piece) {
-    answer += piece;
-    if (console_.interactive) {
-      console_.write(mask_control_characters(piece));
-    } else {
-      console_.write(piece);
-    }
+  shown_ = TextKind::kAnswer;
+  const TextSink sink = [&](TextKind kind, std::string_view piece) {
+    if (kind == TextKind::kAnswer) answer += piece;
+    show(kind, piece);
   };
   const Result<AnswerStats> result =
-      backend_.answer(messages, settings_, show, [this] { return console_.interrupts() > 0; });
+      backend_.answer(messages, settings_, sink, [this] { return console_.interrupts() > 0; });
+  if (shown_ == TextKind::kThinking) show(TextKind::kAnswer, "");  // ended or stopped while it thought
   if (!answer.empty() && !answer.ends_with('\n')) console_.write("\n");
   if (result.ok()) {
     note(figures(*result));

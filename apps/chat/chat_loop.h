@@ -34,6 +34,7 @@ class ChatLoop {
  private:
   bool handle_command(const std::string& line);  // false: leave
   void ask(const std::string& question);
+  void show(TextKind kind, std::string_view piece);
   void note(std::string_view text);  // dim line
   void show_stats();
 
@@ -42,6 +43,7 @@ class ChatLoop {
   std::string system_prompt_;
   const Console console_;
   std::vector<ChatMessage> turns_;
+  TextKind shown_ = TextKind::kAnswer;  // kind of the last piece
   bool failed_ = false;
   bool quit_ = false;
 };

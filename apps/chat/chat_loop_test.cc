@@ -18,17 +18,20 @@ class EchoBackend : public ChatBackend {
     seen = messages;
     const std::string& last = messages.back().content;
     if (last == "fail") return make_error(ErrorKind::kResourceExhausted, "the queue is full");
-    text(fmt::format("{}:", messages.size()));
+    if (thinks) text(TextKind::kThinking, "hm\x1b");
+    if (last == "think") return AnswerStats{.output_tokens = 1, .finish_reason = "length"};
+    text(TextKind::kAnswer, fmt::format("{}:", messages.size()));
     if (last == "cut") return make_error(ErrorKind::kIo, "gone");
     if (on_answer) on_answer();
     if (stop()) return AnswerStats{.output_tokens = 1, .finish_reason = "cancelled"};
-    text(last);
+    text(TextKind::kAnswer, last);
     return AnswerStats{.output_tokens = 11, .ttft_s = 0.02, .decode_s = 0.5, .finish_reason = "stop"};
   }
   Result<std::string> stats() override { return std::string("numbers\n"); }
 
   std::vector<ChatMessage> seen;
   std::function<void()> on_answer;
+  bool thinks = false;
 
  private:
   const std::string name_ = "echo";
@@ -117,6 +120,20 @@ TEST(ChatLoop, AnInteractiveSessionShowsSpeedAndMasksControls) {
   EXPECT_EQ(mask_control_characters("a\tb\nनमस्ते \xc2\x9b"
                                     "31m\x7f\r"),
             "a\tb\nनमस्ते ?31m??");
+}
+
+TEST(ChatLoop, ThinkingIsDimAndNoPartOfTheConversation) {
+  Session s;
+  s.backend.thinks = true;
+  s.interactive = true;
+  s.run({"a", "b", "think"});
+  EXPECT_NE(s.out.find("\x1b[2mhm?\x1b[0m\n\n1:a\n"), std::string::npos);
+  EXPECT_EQ(s.backend.seen[1].content, "1:a");
+  EXPECT_NE(s.out.find("\x1b[2mhm?\x1b[0m\n\n\x1b[2m1 tokens, "), std::string::npos);
+  Session piped;
+  piped.backend.thinks = true;
+  piped.run({"a"});
+  EXPECT_EQ(piped.out, "1:a\n");
 }
 
 TEST(StatsText, ToleratesOddBodies) {

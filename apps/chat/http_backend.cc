@@ -85,7 +85,8 @@ class HttpBackend : public ChatBackend {
         stats.ttft_s = Seconds(first - start).count();
         stats.decode_s = Seconds(last - first).count();
       }
-      if (!event->text.empty()) text(event->text);
+      if (!event->reasoning.empty()) text(TextKind::kThinking, event->reasoning);
+      if (!event->text.empty()) text(TextKind::kAnswer, event->text);
       if (!event->finish_reason.empty()) stats.finish_reason = event->finish_reason;
       if (event->usage) {
         stats.prompt_tokens = event->usage->prompt_tokens;

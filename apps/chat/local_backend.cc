@@ -6,6 +6,9 @@
 
 #include "apps/chat/stats_text.h"
 #include "base/bounded_queue.h"
+#include "server/answer_parser.h"
+#include "server/answer_text.h"
+#include "server/prompt_builder.h"
 
 namespace vayu::chat {
 
@@ -19,13 +22,20 @@ class LocalBackend : public ChatBackend {
  public:
   LocalBackend(std::shared_ptr<EngineClient> engine, std::shared_ptr<const Tokenizer> tokenizer,
                std::shared_ptr<const ChatTemplate> chat_template)
-      : tokenizer_(std::move(tokenizer)), template_(std::move(chat_template)), engine_(std::move(engine)) {}
+      : tokenizer_(std::move(tokenizer)),
+        prompts_({.engine = engine.get(), .tokenizer = tokenizer_, .chat_template = std::move(chat_template)}, {}),
+        marks_(server::mark_tokens(*tokenizer_, prompts_.format())),
+        engine_(std::move(engine)) {}
 
   const std::string& model_name() const override { return engine_->info().model_name; }
 
   Result<AnswerStats> answer(const std::vector<ChatMessage>& messages, const ChatSettings& settings,
                              const TextSink& text, const StopQuery& stop) override {
-    VAYU_ASSIGN_OR_RETURN(Request request, make_request(messages, settings));
+    VAYU_ASSIGN_OR_RETURN(server::BuiltPrompt prompt, build_prompt(messages));
+    server::AnswerParserOptions parsing{.reasoning = prompts_.format().reasoning,
+                                        .after_thinking = prompt.thinking_done};
+    if (parsing.reasoning) parsing.reasoning->starts_thinking = prompt.thinking_open;
+    VAYU_ASSIGN_OR_RETURN(Request request, make_request(std::move(prompt), settings));
     AnswerStats stats;
     stats.prompt_tokens = static_cast<int64_t>(request.prompt.size());
     // The sink may outlive this call by a moment, so it shares the queue. At most one delta a token and an end: the
@@ -35,7 +45,8 @@ class LocalBackend : public ChatBackend {
     VAYU_ASSIGN_OR_RETURN(const RequestId id, engine_->submit(std::move(request), [queue](SequenceDelta&& delta) {
       queue->push(std::move(delta));
     }));
-    StreamDecoder decoder(*tokenizer_);
+    server::AnswerText decode(*tokenizer_, {.marks = marks_});
+    server::AnswerParser parser(parsing);
     std::chrono::steady_clock::time_point first = start;
     for (bool asked_to_stop = false;;) {
       if (!asked_to_stop && stop()) {
@@ -50,10 +61,10 @@ class LocalBackend : public ChatBackend {
         stats.ttft_s = Seconds(first - start).count();
         stats.decode_s = Seconds(now - first).count();
         stats.cached_tokens = delta->cached_tokens;
-        show(*delta, decoder, text, stats);
+        show(*delta, decode, parser, text, stats);
       }
       if (!delta->finish) continue;
-      if (const std::string rest = decoder.finish(); !rest.empty()) text(rest);
+      show_pieces(parser.finish(decode.finish(), delta->finish == FinishReason::kLength), text);
       if (delta->error) return std::move(*delta->error);
       stats.finish_reason = *delta->finish == FinishReason::kCancelled ? "cancelled" : to_string(*delta->finish);
       return stats;
@@ -63,30 +74,35 @@ class LocalBackend : public ChatBackend {
   Result<std::string> stats() override { return format_engine_stats(engine_->stats()); }
 
  private:
-  static void show(const SequenceDelta& delta, StreamDecoder& decoder, const TextSink& text, AnswerStats& stats) {
+  static void show_pieces(const server::AnswerPieces& pieces, const TextSink& text) {
+    for (const server::AnswerPiece& piece : pieces) {
+      text(piece.kind == server::AnswerPiece::kReasoning ? TextKind::kThinking : TextKind::kAnswer, piece.text);
+    }
+  }
+
+  static void show(const SequenceDelta& delta, server::AnswerText& decode, server::AnswerParser& parser,
+                   const TextSink& text, AnswerStats& stats) {
     std::string piece;
     for (const OutputToken& token : delta.tokens) {
       ++stats.output_tokens;
       const bool end_mark = delta.finish && token.token == delta.stop_token && &token == &delta.tokens.back();
-      if (!end_mark) piece += decoder.push(token.token);
+      piece += decode.push(token.token, end_mark);
     }
-    if (!piece.empty()) text(piece);
+    show_pieces(parser.push(piece), text);
   }
 
-  Result<Request> make_request(const std::vector<ChatMessage>& messages, const ChatSettings& settings) const {
-    nlohmann::ordered_json context = {{"messages", nlohmann::ordered_json::array()}, {"add_generation_prompt", true}};
+  Result<server::BuiltPrompt> build_prompt(const std::vector<ChatMessage>& messages) const {
+    server::ChatInput input;
     for (const ChatMessage& m : messages) {
-      nlohmann::ordered_json message = {{"role", m.role}, {"content", m.content}};
-      context["messages"].push_back(std::move(message));
+      server::Json message = {{"role", m.role}, {"content", m.content}};
+      input.messages.push_back(std::move(message));
     }
-    if (const auto bos = tokenizer_->bos_id()) context["bos_token"] = std::string(tokenizer_->token_bytes(*bos));
-    if (const auto ends = tokenizer_->end_ids(); !ends.empty()) {
-      context["eos_token"] = std::string(tokenizer_->token_bytes(ends.front()));
-    }
-    VAYU_ASSIGN_OR_RETURN(const RenderedPrompt prompt, template_->render(context));
+    return prompts_.chat(input, std::nullopt);
+  }
+
+  Result<Request> make_request(server::BuiltPrompt prompt, const ChatSettings& settings) const {
     Request request;
-    request.prompt =
-        tokenizer_->encode(prompt.text, {.parse_special = true, .add_special = false, .trusted = prompt.trusted});
+    request.prompt = std::move(prompt.ids);
     const int64_t room = engine_->info().max_context - static_cast<int64_t>(request.prompt.size());
     if (request.prompt.empty() || room < 1) {
       return make_error(ErrorKind::kInvalidArgument,
@@ -101,7 +117,8 @@ class LocalBackend : public ChatBackend {
   }
 
   std::shared_ptr<const Tokenizer> tokenizer_;
-  std::shared_ptr<const ChatTemplate> template_;
+  const server::PromptBuilder prompts_;
+  const std::vector<TokenId> marks_;
   std::shared_ptr<EngineClient> engine_;  // last: stops first
 };
 

@@ -107,15 +107,20 @@ struct Fixture {
   std::unique_ptr<ChatBackend> backend =
       *make_local_backend(engine, std::make_shared<ByteTokenizer>(), std::make_shared<JoinTemplate>());
   std::vector<std::string> pieces;
-  std::string text;
+  std::string text, thinking;
 
   Result<AnswerStats> ask(
       const std::string& question, const StopQuery& stop = [] { return false; }) {
     pieces.clear();
     text.clear();
+    thinking.clear();
     return backend->answer(
         {{"user", question}}, {.temperature = 0.5f, .max_tokens = 1000, .seed = 9},
-        [&](std::string_view piece) { pieces.emplace_back(piece), text += piece; }, stop);
+        [&](TextKind kind, std::string_view piece) {
+          pieces.emplace_back(piece);
+          (kind == TextKind::kAnswer ? text : thinking) += piece;
+        },
+        stop);
   }
 };
 
@@ -131,6 +136,16 @@ TEST(LocalBackend, StreamsWholeCharactersAndCountsTokens) {
   EXPECT_GT(stats->decode_s, 0);
   EXPECT_EQ(f.engine->last.sampling.max_tokens, 64 - 21);  // what the context leaves
   EXPECT_EQ(f.engine->last.sampling.seed, 9u);
+}
+
+TEST(LocalBackend, ThinkingComesApart) {
+  Fixture f;
+  f.backend =
+      *make_local_backend(f.engine, std::make_shared<ByteTokenizer>(),
+                          *ChatTemplate::parse("{{ messages[-1].content.split('</think>') | join('</think>') }}"));
+  ASSERT_TRUE(f.ask("<think>why</think>\nso").ok());
+  EXPECT_EQ(f.thinking, "why");
+  EXPECT_EQ(f.text, "so");
 }
 
 TEST(LocalBackend, StopCancelsAndErrorsComeBack) {

@@ -39,8 +39,9 @@ void read_choice(const json& choice, StreamEvent& event) {
   }
   const json& delta = member(choice, "delta");
   event.text = text_of(member(delta, "content"));
-  event.has_token = !event.text.empty();
-  for (const char* key : {"reasoning_content", "reasoning"}) event.has_token |= !text_of(member(delta, key)).empty();
+  event.reasoning = text_of(member(delta, "reasoning_content"));
+  if (event.reasoning.empty()) event.reasoning = text_of(member(delta, "reasoning"));
+  event.has_token = !event.text.empty() || !event.reasoning.empty();
 }
 
 }  // namespace

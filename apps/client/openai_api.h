@@ -23,6 +23,7 @@ struct StreamEvent {
                            // whose characters are not complete, or a marker). A chat event that only tells the role
                            // has none.
   std::string text;
+  std::string reasoning;      // what the model thinks before it answers
   std::string finish_reason;  // empty: not finished
   std::optional<Usage> usage;
   std::optional<Error> error;  // an error event

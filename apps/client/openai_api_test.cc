@@ -21,7 +21,12 @@ TEST(StreamEvent, ChatDeltas) {
   const StreamEvent last = parsed(R"({"choices":[{"delta":{},"finish_reason":"stop"}]})");
   EXPECT_FALSE(last.has_token);
   EXPECT_EQ(last.finish_reason, "stop");
-  EXPECT_TRUE(parsed(R"({"choices":[{"delta":{"reasoning_content":"hm"}}]})").has_token);
+  for (const char* key : {"reasoning_content", "reasoning"}) {
+    const StreamEvent thought = parsed(fmt::format(R"({{"choices":[{{"delta":{{"{}":"hm"}}}}]}})", key));
+    EXPECT_TRUE(thought.has_token);
+    EXPECT_EQ(thought.reasoning, "hm");
+    EXPECT_EQ(thought.text, "");
+  }
 }
 
 TEST(StreamEvent, CompletionTextWithoutCharactersIsStillAToken) {

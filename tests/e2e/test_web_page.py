@@ -7,6 +7,7 @@ Needs chromium and chromium-driver (Debian) and selenium==4.41.0 (PyPI). Works o
 Run: python -m pytest tests/e2e/test_web_page.py
 """
 
+import json
 import os
 import pathlib
 import tempfile
@@ -167,6 +168,27 @@ class WebPageTest(unittest.TestCase):
         self.assertEqual(foreign, [])
         severe = [entry for entry in self.browser.get_log("browser") if entry["level"] == "SEVERE"]
         self.assertEqual(severe, [])
+
+    def test_thinking_is_folded_and_plain_text(self):
+        events = [{"role": "assistant", "reasoning_content": "<b>why</b> "}, {"reasoning_content": "so"}, {"content": "**answer**"}]
+        stream = "".join("data: %s\n\n" % json.dumps({"choices": [{"index": 0, "delta": delta, "finish_reason": None}]}) for delta in events)
+        stream += 'data: {"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}\n\ndata: [DONE]\n\n'
+        self.browser.execute_script("""
+          const real = window.fetch;
+          window.fetch = (url, options) => url === "v1/chat/completions"
+            ? Promise.resolve(new Response(arguments[0], {headers: {"Content-Type": "text/event-stream"}})) : real(url, options);
+        """, stream)
+        self.ask("Think", 16)
+        self.wait(lambda: self.browser.find_elements(By.CSS_SELECTOR, ".turn.assistant .note"), "the answer ends")
+        turn = self.answers()[-1]
+        thinking = turn.find_element(By.CSS_SELECTOR, "details.thinking")
+        inner = thinking.find_element(By.CSS_SELECTOR, "div")
+        self.assertFalse(inner.is_displayed())
+        self.assertEqual(turn.find_element(By.CSS_SELECTOR, ".body").text, "answer")
+        thinking.find_element(By.CSS_SELECTOR, "summary").click()
+        self.assertTrue(inner.is_displayed())
+        self.assertEqual(inner.text, "<b>why</b> so")
+        self.assertEqual(inner.find_elements(By.CSS_SELECTOR, "b"), [])
 
     def test_stop_button_ends_the_answer(self):
         self.ask("Write a very long story about a river, with many chapters.", 2000)
