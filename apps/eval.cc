@@ -65,9 +65,9 @@ Status check_flags(const EvalFlags& flags) {
     return field_error("--stride", "--stride {} leaves no context in a --window of {}", windows.stride, windows.window);
   }
   for (const std::string& path : {flags.json_path, flags.plot_path}) {  // before an hour's work, not after
-    const auto folder = std::filesystem::absolute(path).parent_path();
+    const auto folder = std::filesystem::path(path).parent_path();
     std::error_code error;
-    if (!path.empty() && !std::filesystem::is_directory(folder, error)) {
+    if (!folder.empty() && !std::filesystem::is_directory(folder, error)) {
       return make_error(ErrorKind::kIo, "{}: cannot be written: no folder {}", path, folder.string());
     }
   }
@@ -203,7 +203,9 @@ Status run_eval(EvalFlags& flags) {
   std::optional<ModelFiles> reference_files;
   if (flags.compare) {
     report.reference = side_info(flags.reference);
-    VAYU_ASSIGN_OR_RETURN(reference_files, open_side(flags.reference, flags));
+    auto opened = open_side(flags.reference, flags);
+    if (!opened.ok()) return make_error(opened.error().kind, "--against: {}", opened.error().message);
+    reference_files = std::move(*opened);
   }
   VAYU_ASSIGN_OR_RETURN(const std::vector<eval::EvalText> texts,
                         encode_texts(flags, evaluated_files, reference_files ? &*reference_files : nullptr));

@@ -19,7 +19,6 @@ int32_t pages_per_window(const WindowOptions& options, int32_t page_size) {
 
 double per(double sum, int64_t count) { return count > 0 ? sum / static_cast<double>(count) : 0; }
 
-const float* floats(const model::AnonymousMemory& memory) { return reinterpret_cast<const float*>(memory.data()); }
 float* floats(model::AnonymousMemory& memory) { return reinterpret_cast<float*>(memory.data()); }
 
 }  // namespace

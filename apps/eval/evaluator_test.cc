@@ -5,7 +5,7 @@
 #include <cmath>
 #include <random>
 
-#include "model/testing/load_model.h"
+#include "model/testing/load_gguf.h"
 #include "model/testing/tiny_llama.h"
 
 namespace vayu::eval {
@@ -38,7 +38,7 @@ class EvaluatorTest : public ::testing::Test {
     EXPECT_TRUE(evaluator.ok());
     int64_t told = 0;
     auto result = (*evaluator)->score(text, [&](int64_t tokens) { told += tokens; });
-    if (result.ok()) EXPECT_EQ(told, result->tokens);
+    EXPECT_TRUE(!result.ok() || told == result->tokens);
     return result;
   }
   ThreadPool pool_{2};
@@ -93,12 +93,12 @@ TEST_F(EvaluatorTest, AgainstItselfAndAgainstCoarserWeights) {
   EXPECT_LT(differs->agreement(), 1);
 }
 
-TEST_F(EvaluatorTest, NamesTheWindowOfANan) {
+TEST_F(EvaluatorTest, NamesTheWindowOfLogitsThatOverflow) {
   const WindowOptions windows{.window = 16, .stride = 8, .max_step_tokens = 32};
   TinyLlama broken;
   broken.without = "output_norm.weight";
   broken.extra = [](loader::GgufWriter& writer) {
-    writer.add_tensor("output_norm.weight", std::vector<int64_t>{64}, DataFormat::kF32, std::vector<float>(64, NAN));
+    writer.add_tensor("output_norm.weight", std::vector<int64_t>{64}, DataFormat::kF32, std::vector<float>(64, 3e38f));
   };
   const auto good = load({}, windows), bad = load(broken, windows);
   const auto failed = score(random_text(30), windows, *bad);
