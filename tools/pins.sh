@@ -5,7 +5,7 @@ BUILD_PACKAGES=(
   g++=4:12 cmake=3.25 ninja-build=1.11 pkg-config=1.8 python3=3.11 python3-venv=3.11 python3-pip=23.0 ca-certificates=
   libboost1.81-dev=1.81.0 nlohmann-json3-dev=3.11.2 libcli11-dev=2.1.2
   libyaml-cpp-dev=0.7.0 libspdlog-dev=1:1.10.0 libfmt-dev=9.1.0 prometheus-cpp-dev=1.0.1 libicu-dev=72.1
-  libpcre2-dev=10.42 libhwy-dev=1.0.3
+  libpcre2-dev=10.42 libsimdjson-dev=3.0 libhwy-dev=1.0.3
 )
 TEST_PACKAGES=(
   libgtest-dev=1.12.1 libbenchmark-dev=1.7.1 clang-14=1:14.0.6 libfuzzer-14-dev=1:14.0.6 libclang-rt-14-dev=1:14.0.6 git=1:2.39
