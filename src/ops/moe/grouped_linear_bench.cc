@@ -1,6 +1,6 @@
 // Experts of a Mixture-of-Experts layer (hidden 2048, inner width 768, top 6 of 128) through grouped_linear, beside one
 // linear() that reads as many bytes for as many rows:
-//   lk build-bench/src/ops/ops_bench --benchmark_filter='Experts|Read'
+//   build-bench/src/ops/ops_bench --benchmark_filter='Experts|Read'
 // GB/s counts the weights of the experts that have rows, once a call; Same reads a dense matrix of that size. The
 // layer's 128 experts are far larger than the caches, and a call goes on where the last one stopped.
 #include <benchmark/benchmark.h>
