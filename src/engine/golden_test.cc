@@ -259,8 +259,12 @@ TEST_F(GoldenTest, InvarianceOfGreedyOutput) {
         EXPECT_EQ(finish(answers[i]), alone[i]) << v.name << ", request " << i;
     }
     const EngineStats stats = engine->stats();
-    if (v.must_preempt) EXPECT_GT(stats.preemptions, 0u) << v.name;
-    if (v.rounds > 1) EXPECT_GT(stats.cached_tokens, 0u) << v.name;
+    if (v.must_preempt) {
+      EXPECT_GT(stats.preemptions, 0u) << v.name;
+    }
+    if (v.rounds > 1) {
+      EXPECT_GT(stats.cached_tokens, 0u) << v.name;
+    }
   }
 }
 

@@ -68,7 +68,8 @@ std::vector<std::string> split(PrePattern pattern, const std::string& text) {
 }
 
 std::vector<std::string> expected_words(PrePattern pattern, const std::string& text) {
-  static const Regex gpt2(kGpt2Regex), llama3(kLlama3Regex), qwen2(kQwen2Regex), digit(R"(\p{N})");
+  static const Regex gpt2(kGpt2Regex), llama3(kLlama3Regex), qwen2(kQwen2Regex), digit(R"(\p{N})"),
+      newline_runs(R"(\n+|[^\n]+)");
   switch (pattern) {
     case PrePattern::kGpt2:
       return gpt2.split(text);
@@ -76,6 +77,8 @@ std::vector<std::string> expected_words(PrePattern pattern, const std::string& t
       return llama3.split(text);
     case PrePattern::kQwen2:
       return qwen2.split(text);
+    case PrePattern::kNewlineRuns:
+      return newline_runs.split(text);
     case PrePattern::kDigitsThenGpt2:
       break;
   }
@@ -99,8 +102,8 @@ TEST(PreTokenizer, EqualsThePatterns) {
       const std::string& piece = alphabet[random() % alphabet.size()];
       if (piece != "\x85") text += piece;
     }
-    for (const PrePattern pattern :
-         {PrePattern::kGpt2, PrePattern::kDigitsThenGpt2, PrePattern::kLlama3, PrePattern::kQwen2}) {
+    for (const PrePattern pattern : {PrePattern::kGpt2, PrePattern::kDigitsThenGpt2, PrePattern::kLlama3,
+                                     PrePattern::kQwen2, PrePattern::kNewlineRuns}) {
       ASSERT_EQ(split(pattern, text), expected_words(pattern, text)) << "pattern " << static_cast<int>(pattern);
     }
   }
