@@ -2,10 +2,14 @@
 # Installs what tests need, builds and runs them all. CI calls exactly this.
 #   ./test.sh          everything: unit tests, end-to-end tests, sanitizers, short fuzz runs
 #   ./test.sh --quick  without sanitizers and fuzzing
+#   ./test.sh --full   the server and the models under the thread sanitizer too, fuzzing a minute a parser
 set -euo pipefail
 cd "$(dirname "$0")"
-quick=no
-[ "${1:-}" = --quick ] && quick=yes
+quick=no full=no
+case "${1:-}" in
+  --quick) quick=yes ;;
+  --full) full=yes ;;
+esac
 
 part() { printf '\n\033[1m[test]\033[0m %s (%d min %d s so far)\n' "$*" $((SECONDS / 60)) $((SECONDS % 60)); }
 
@@ -24,8 +28,13 @@ part "unit tests"
 ctest --test-dir build --output-on-failure
 
 # Instrumented builds go on behind the tests, one after the other, so that both keep the cores busy. Each has its unit tests run
-# on models small enough for instrumented code (no VAYU_TEST_MODEL); the thread sanitizer gets the folders that have threads.
-threaded="base telemetry ops model engine server"
+# on models small enough for instrumented code (no VAYU_TEST_MODEL); the thread sanitizer gets folders that have threads.
+threaded="base telemetry ops engine"
+fuzz_seconds=10
+if [ $full = yes ]; then
+  threaded+=" model server"
+  fuzz_seconds=60
+fi
 build_in_background() {
   local dir=$1
   shift
@@ -67,8 +76,8 @@ if [ $quick = no ]; then
   part "unit tests under the thread sanitizer"
   wait_for_build build-thread
   run_instrumented build-thread --tests-regex "^(${threaded// /|})\$"
-  part "fuzzing, 10 s a parser"
+  part "fuzzing, $fuzz_seconds s a parser"
   wait_for_build build-fuzz
-  tools/fuzz.sh 10
+  tools/fuzz.sh $fuzz_seconds
 fi
 part "all passed"
