@@ -2,7 +2,7 @@
 # Installs what tests need, builds and runs them all. CI calls exactly this.
 #   ./test.sh          everything: unit tests, end-to-end tests, sanitizers, short fuzz runs
 #   ./test.sh --quick  without sanitizers and fuzzing
-#   ./test.sh --full   the server and the models under the thread sanitizer too, fuzzing a minute a parser
+#   ./test.sh --full   the server and the models under the thread sanitizer too, requests fuzzed, a minute a parser
 set -euo pipefail
 cd "$(dirname "$0")"
 quick=no full=no
@@ -31,9 +31,11 @@ ctest --test-dir build --output-on-failure
 # on models small enough for instrumented code (no VAYU_TEST_MODEL); the thread sanitizer gets folders that have threads.
 threaded="base telemetry ops engine"
 fuzz_seconds=10
+fuzzers="gguf_fuzz jinja_fuzz safetensors_fuzz tokenizer_fuzz tokenizer_json_fuzz"
 if [ $full = yes ]; then
   threaded+=" model server"
   fuzz_seconds=60
+  fuzzers+=" json_request_fuzz"  # needs the whole server built once more
 fi
 build_in_background() {
   local dir=$1
@@ -55,9 +57,9 @@ sanitized() { echo -DCMAKE_BUILD_TYPE=RelWithDebInfo -DCMAKE_CXX_FLAGS_RELWITHDE
 if [ $quick = no ]; then
   rm -f build-address.built build-thread.built build-fuzz.built
   {
-    build_in_background build-address -- $(sanitized address,undefined)
+    build_in_background build-address $(ctest --test-dir build -N | sed -n 's/.*Test *#[0-9]*: \(.*\)/\1_test/p') -- $(sanitized address,undefined)
     build_in_background build-thread $(printf '%s_test ' $threaded) -- $(sanitized thread)
-    if nice -n 5 tools/fuzz.sh 0 >build-fuzz.log 2>&1; then touch build-fuzz.built; else touch build-fuzz.failed; fi
+    if nice -n 5 tools/fuzz.sh 0 $fuzzers >build-fuzz.log 2>&1; then touch build-fuzz.built; else touch build-fuzz.failed; fi
   } &
   builds=$!
   trap 'kill $builds 2>/dev/null || true' EXIT
@@ -78,6 +80,6 @@ if [ $quick = no ]; then
   run_instrumented build-thread --tests-regex "^(${threaded// /|})\$"
   part "fuzzing, $fuzz_seconds s a parser"
   wait_for_build build-fuzz
-  tools/fuzz.sh $fuzz_seconds
+  tools/fuzz.sh $fuzz_seconds $fuzzers
 fi
 part "all passed"
