@@ -35,4 +35,16 @@ std::vector<Form> router_bias_forms() {
         {Dim::kExperts}}}};
 }
 
+std::vector<Form> shared_gate_up_forms() {
+  return {{{"model.layers.{L}.mlp.shared_experts.gate_proj.weight|model.layers.{L}.mlp.shared_expert.gate_proj.weight",
+            {Dim::kSharedFfn, Dim::kHidden}},
+           {"model.layers.{L}.mlp.shared_experts.up_proj.weight|model.layers.{L}.mlp.shared_expert.up_proj.weight",
+            {Dim::kSharedFfn, Dim::kHidden}}}};
+}
+
+std::vector<Form> shared_down_forms() {
+  return {{{"model.layers.{L}.mlp.shared_experts.down_proj.weight|model.layers.{L}.mlp.shared_expert.down_proj.weight",
+            {Dim::kHidden, Dim::kSharedFfn}}}};
+}
+
 }  // namespace vayu::model

@@ -1,4 +1,5 @@
-// How checkpoints store routed experts and the selection bias: the same in every family that has them.
+// How checkpoints store routed experts, the shared expert and the selection bias: the same in every family that has
+// them.
 #pragma once
 
 #include <vector>
@@ -11,5 +12,7 @@ namespace vayu::model {
 std::vector<Form> expert_gate_up_forms();
 std::vector<Form> expert_down_forms();
 std::vector<Form> router_bias_forms();
+std::vector<Form> shared_gate_up_forms();
+std::vector<Form> shared_down_forms();
 
 }  // namespace vayu::model

@@ -48,16 +48,8 @@ const SlotRow kSafetensors[] = {
         {Dim::kExperts}}}}},
     {Slot::kExpertGateUp, Where::kMoeLayer, expert_gate_up_forms()},
     {Slot::kExpertDown, Where::kMoeLayer, expert_down_forms()},
-    {Slot::kGateUp,
-     Where::kMoeLayer,
-     {{{"model.layers.{L}.mlp.shared_experts.gate_proj.weight|model.layers.{L}.mlp.shared_expert.gate_proj.weight",
-        {Dim::kSharedFfn, Dim::kHidden}},
-       {"model.layers.{L}.mlp.shared_experts.up_proj.weight|model.layers.{L}.mlp.shared_expert.up_proj.weight",
-        {Dim::kSharedFfn, Dim::kHidden}}}}},
-    {Slot::kDown,
-     Where::kMoeLayer,
-     {{{"model.layers.{L}.mlp.shared_experts.down_proj.weight|model.layers.{L}.mlp.shared_expert.down_proj.weight",
-        {Dim::kHidden, Dim::kSharedFfn}}}}},
+    {Slot::kGateUp, Where::kMoeLayer, shared_gate_up_forms()},
+    {Slot::kDown, Where::kMoeLayer, shared_down_forms()},
 };
 
 // The published file has these values; the config class puts them in when the file has none.

@@ -1,9 +1,9 @@
-// The definition of rope_kv_write. The angle is a float product, as in the model's reference code; its sine and cosine
-// are taken in double.
+// The definition of rope_kv_write.
 #include <cmath>
 
 #include "ops/attention/kv_element.h"
 #include "ops/rope/rope_kv_write.h"
+#include "ops/rope/rotate_ref.h"
 
 namespace vayu::ops {
 namespace {
@@ -13,21 +13,6 @@ void norm_head(float* head, const float* weight, int head_dim, float eps) {
   for (int d = 0; d < head_dim; ++d) sum += double{head[d]} * head[d];
   const float scale = static_cast<float>(1.0 / std::sqrt(sum / head_dim + eps));
   for (int d = 0; d < head_dim; ++d) head[d] = head[d] * scale * weight[d];
-}
-
-void rotate_head(const RopeKvWriteArgs& args, float* head, int32_t position) {
-  const int half = args.rotary_dim / 2;
-  const bool split = args.pairing == RopePairing::kHalfSplit;
-  for (int i = 0; i < half; ++i) {
-    const float angle = static_cast<float>(position) * args.inv_freq[i];
-    const float c = static_cast<float>(std::cos(double{angle})) * args.attention_factor;
-    const float s = static_cast<float>(std::sin(double{angle})) * args.attention_factor;
-    float& a = head[split ? i : 2 * i];
-    float& b = head[split ? i + half : 2 * i + 1];
-    const float rotated_a = a * c - b * s;
-    b = b * c + a * s;
-    a = rotated_a;
-  }
 }
 
 }  // namespace
@@ -42,7 +27,8 @@ void rope_kv_write_ref(const RopeKvWriteArgs& args) {
     for (int h = 0; h < args.num_q_heads + kv.num_kv_heads; ++h) {
       const float* weight = h < args.num_q_heads ? args.q_norm : args.k_norm;
       if (weight) norm_head(q + int64_t{h} * kv.head_dim, weight, kv.head_dim, args.norm_eps);
-      rotate_head(args, q + int64_t{h} * kv.head_dim, args.positions[t]);
+      rotate_ref(q + int64_t{h} * kv.head_dim, args.rotary_dim, args.pairing, args.inv_freq, args.attention_factor,
+                 args.positions[t]);
     }
     const int64_t page = args.slot_mapping[t] / kv.page_size;
     const int64_t offset = args.slot_mapping[t] % kv.page_size;
