@@ -1,0 +1,64 @@
+// Device memory and streams for code without CUDA headers. A failed CUDA call is a Status; a sticky fault (a device
+// that is lost, an illegal address) stays in the context, so every later call fails too.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <utility>
+
+#include "base/result.h"
+#include "ops/cuda/types.h"
+
+namespace vayu::ops {
+
+struct DeviceInfo {
+  std::string name;
+  int32_t compute_major = 0;
+  int32_t compute_minor = 0;
+  int32_t num_sms = 0;
+  int64_t total_bytes = 0;
+  int64_t free_bytes = 0;
+  int32_t l2_bytes = 0;
+};
+
+// Device 0 of this process, made current. kUnavailable without a driver or a device, kUnsupported for one that is older
+// than Hopper (compute capability 9.0), each with what was found.
+Result<DeviceInfo> open_device();
+
+// Memory of the device, or pinned memory of the host. Freed with the object.
+class DeviceMemory {
+ public:
+  DeviceMemory() = default;
+  static Result<DeviceMemory> create(int64_t bytes);         // zeroed; kResourceExhausted with both numbers
+  static Result<DeviceMemory> create_pinned(int64_t bytes);  // of the host, visible to the device
+  ~DeviceMemory();
+  DeviceMemory(DeviceMemory&& other) noexcept { swap(other); }
+  DeviceMemory& operator=(DeviceMemory&& other) noexcept {
+    swap(other);
+    return *this;
+  }
+  std::byte* data() const { return data_; }
+  int64_t bytes() const { return bytes_; }
+
+ private:
+  void swap(DeviceMemory& other) {
+    std::swap(data_, other.data_);
+    std::swap(bytes_, other.bytes_);
+    std::swap(pinned_, other.pinned_);
+  }
+  std::byte* data_ = nullptr;
+  int64_t bytes_ = 0;
+  bool pinned_ = false;
+};
+
+Result<CudaStream> create_stream();
+void destroy_stream(CudaStream stream);
+Status copy_to_device(void* device, const void* host, int64_t bytes, CudaStream stream);  // async when host is pinned
+Status copy_to_host(void* host, const void* device, int64_t bytes, CudaStream stream);    // async when host is pinned
+Status fill_device(void* device, uint8_t byte, int64_t bytes, CudaStream stream);
+Status synchronize(CudaStream stream);
+// The error of the last launch on this thread, if any; `what` names the operation.
+Status last_launch(const char* what);
+
+}  // namespace vayu::ops

@@ -1,0 +1,15 @@
+// Tensor maps for the bulk tensor copy engine: made on the host, passed to kernels as __grid_constant__ parameters.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+
+namespace vayu::ops {
+
+// Rows of `row_bytes` bytes (a multiple of 16), `num_rows` of them, seen as bytes; a box is `box_rows` (<= 256) rows of
+// 128 bytes in the 128-byte swizzle. Reads outside the matrix give zeros. `data` 16-byte aligned. Coordinates: byte
+// column, row.
+CUtensorMap byte_rows_map(const void* data, int64_t num_rows, int64_t row_bytes, int32_t box_rows);
+
+}  // namespace vayu::ops
