@@ -1,0 +1,25 @@
+// y = x W^T for few rows of x (decode): bound by reading W once. For more rows: device_gemm.h.
+#pragma once
+
+#include <cstdint>
+
+#include "ops/cuda/types.h"
+
+namespace vayu::ops {
+
+struct StreamLinearArgs {
+  DeviceMatrix weight;  // (rows, cols); BF16, or FP8 with any scale
+  ActRows x;            // (num_rows, cols): BF16 for BF16 weights, else FP8
+  int32_t num_rows = 0;
+  Bf16* y = nullptr;         // (num_rows, weight.rows), or
+  float* y_float = nullptr;  // the same in float (logits); exactly one of the two is set
+  int64_t y_stride = 0;      // elements between rows of y; 0: weight.rows
+};
+
+constexpr int32_t kStreamLinearMaxRows = 128;
+bool stream_linear_fits(const StreamLinearArgs& args);
+
+void stream_linear_ref(const StreamLinearArgs& args);  // pointers to host memory
+void stream_linear_cuda(CudaStream stream, const StreamLinearArgs& args);
+
+}  // namespace vayu::ops

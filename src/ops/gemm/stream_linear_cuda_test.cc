@@ -1,0 +1,105 @@
+#include "ops/gemm/stream_linear.h"
+
+#include "ops/cuda/matrix_test_util.h"
+
+namespace vayu::ops {
+namespace {
+
+struct Case {
+  int64_t out, cols;
+  int32_t rows;
+  WeightScale scale;
+  int32_t scale_group;  // of x
+  bool to_float;
+};
+
+void check(TestRandom& random, const Case& c) {
+  const std::string name = std::to_string(c.out) + " x " + std::to_string(c.cols) + ", " + std::to_string(c.rows) +
+                           " rows, scale " + std::to_string(static_cast<int>(c.scale));
+  const bool f8 = c.scale != WeightScale::kNone;
+  TestMatrix weight(random, c.out, c.cols, c.scale);
+  TestRows x(c.rows, c.cols, f8, c.scale_group, random.normals(c.rows * c.cols));
+  std::vector<Bf16> y(c.rows * c.out);
+  std::vector<float> y_float(c.rows * c.out);
+  DeviceArray<Bf16> device_y(c.rows * c.out);
+  DeviceArray<float> device_y_float(c.rows * c.out);
+  StreamLinearArgs args{weight.host(), x.host(), c.rows, c.to_float ? nullptr : y.data(),
+                        c.to_float ? y_float.data() : nullptr};
+  stream_linear_ref(args);
+  args.weight = weight.device();
+  args.x = x.device();
+  args.y = c.to_float ? nullptr : device_y.get();
+  args.y_float = c.to_float ? device_y_float.get() : nullptr;
+  ASSERT_TRUE(stream_linear_fits(args)) << name;
+  stream_linear_cuda(nullptr, args);
+  ASSERT_TRUE(last_launch("stream_linear").ok()) << name;
+  const auto got = c.to_float ? device_y_float.host() : as_floats(device_y.host());
+  const auto want = c.to_float ? y_float : as_floats(y);
+  // FP8 products are summed by the tensor cores with about 14 bits; BF16 outputs are rounded to 8.
+  EXPECT_LT(relative_error(got, want), c.to_float && !f8 ? 1e-4 : 4e-3) << name;
+  for (size_t i = 0; i < got.size(); ++i)
+    ASSERT_NEAR(got[i], want[i], 0.05 + 0.02 * std::fabs(want[i])) << name << " at " << i;
+}
+
+TEST(StreamLinearCuda, IsTheReference) {
+  VAYU_NEEDS_DEVICE();
+  TestRandom random;
+  for (const WeightScale scale : {WeightScale::kNone, WeightScale::kRow, WeightScale::kBlock}) {
+    const int32_t unit = scale == WeightScale::kBlock ? 128 : 16;
+    for (const int32_t rows : {1, 7, 8, 9, 16, 17, 32, 33, 64}) {
+      const int64_t cols = unit * random.integer(1, 1024 / unit * 2);
+      check(random, {random.integer(1, 700), cols, rows, scale, scale == WeightScale::kBlock ? 128 : 0, rows % 2 == 0});
+    }
+    for (const int32_t rows : {65, 128}) check(random, {random.integer(1, 300), 1024, rows, scale, 0, false});
+  }
+  check(random, {130, 4096, 3, WeightScale::kRow, 128, false});  // grouped scales of x alone
+  check(random, {4608, 4096, 32, WeightScale::kRow, 0, false});
+  check(random, {256, 16384, 5, WeightScale::kRow, 0, true});
+}
+
+// A row with a NaN gives NaN, and no other row notices.
+TEST(StreamLinearCuda, KeepsNaNInItsRow) {
+  VAYU_NEEDS_DEVICE();
+  TestRandom random;
+  TestMatrix weight(random, 200, 512, WeightScale::kRow);
+  std::vector<float> values = random.normals(5 * 512);
+  values[2 * 512 + 77] = kNaN;
+  TestRows x(5, 512, true, 0, values);
+  DeviceArray<float> y(5 * 200);
+  stream_linear_cuda(nullptr, {weight.device(), x.device(), 5, nullptr, y.get()});
+  const auto got = y.host();
+  for (int64_t i = 0; i < 5 * 200; ++i) EXPECT_EQ(std::isnan(got[i]), i / 200 == 2) << i;
+}
+
+TEST(StreamLinearCuda, Speed) {
+  VAYU_NEEDS_DEVICE();
+  if (!std::getenv("VAYU_SPEED")) GTEST_SKIP() << "VAYU_SPEED is not set";
+  TestRandom random;
+  struct Shape {
+    const char* name;
+    int64_t out, cols;
+  };
+  for (const Shape& s : {Shape{"qkv", 4608, 4096},
+                         {"o", 4096, 4096},
+                         {"dense_up", 16384, 4096},
+                         {"dense_down", 4096, 8192},
+                         {"head", 262144, 4096}}) {
+    for (const WeightScale scale : {WeightScale::kRow, WeightScale::kNone}) {
+      const bool f8 = scale == WeightScale::kRow;
+      TestMatrix weight(random, s.out, s.cols, scale, true);
+      for (const int32_t rows : {1, 8, 16, 32, 64}) {
+        TestRows x(rows, s.cols, f8, 0, random.normals(rows * s.cols));
+        DeviceArray<float> y(rows * s.out);
+        const StreamLinearArgs args{weight.device(), x.device(), rows, nullptr, y.get()};
+        if (!stream_linear_fits(args)) continue;
+        const double us = median_us([&](CudaStream stream) { stream_linear_cuda(stream, args); }).value();
+        const double gbs = static_cast<double>(s.out * weight.device().row_bytes()) / us * 1e-3;
+        std::printf("SPEED stream_linear %s %s rows %d: %.1f us %.0f GB/s %.2f\n", s.name, f8 ? "f8" : "bf16", rows, us,
+                    gbs, gbs / 4300);
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace vayu::ops
