@@ -29,7 +29,7 @@ void add_markers(TokenizerSpec& spec) {
 TokenizerSpec byte_level_spec(const char* pre) {
   TokenizerSpec spec{.model = "gpt2", .pre = pre};
   add_markers(spec);
-  for (int byte = 0; byte < 256; ++byte) add(spec, to_printable(byte), TokenType::kNormal);
+  for (int byte = 0; byte < 256; ++byte) add(spec, to_printable(std::string(1, static_cast<char>(byte))), TokenType::kNormal);
   const std::pair<const char*, const char*> merges[] = {
       {"a", "a"},       {"aa", "aa"},         {"a", "b"},       {"b", "a"},  {" ", "a"},  {"\n", "\n"},
       {"\xE0", "\xA4"}, {"\xE0\xA4", "\x95"}, {"ab", "a"},      {"aa", "b"}, {" a", "b"}, {"<", "s"},
