@@ -11,10 +11,14 @@ namespace vayu::ops {
 struct TimingOptions {
   int warm_ups = 3;
   int repeats = 20;
-  bool cold_l2 = true;  // the second-level cache is overwritten before each call
+  bool cold_l2 = true;  // other memory is read through the second-level cache before each call
 };
 
 // Median time of one call in us. The calls run on a stream of their own, which `call` gets.
 Result<double> median_us(const std::function<void(CudaStream)>& call, const TimingOptions& options = {});
+
+// Median time of one of `count` calls captured back to back in a graph, as a decode step runs them: launches overlap
+// and cost next to nothing. call(stream, i); let i choose among buffers that together exceed the second-level cache.
+Result<double> chained_us(const std::function<void(CudaStream, int)>& call, int count, int repeats = 10);
 
 }  // namespace vayu::ops

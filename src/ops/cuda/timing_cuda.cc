@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "ops/cuda/device.h"
+#include "ops/cuda/flush.h"
 
 namespace vayu::ops {
 
@@ -22,7 +23,7 @@ Result<double> median_us(const std::function<void(CudaStream)>& call, const Timi
   }
   for (int i = 0; i < options.warm_ups; ++i) call(stream);
   for (int i = 0; i < options.repeats; ++i) {
-    if (options.cold_l2) cudaMemsetAsync(flush.data(), i, static_cast<size_t>(flush.bytes()), stream);
+    if (options.cold_l2) read_memory_cuda(stream, flush.data(), flush.bytes());
     cudaEventRecord(begin[i], stream);
     call(stream);
     cudaEventRecord(end[i], stream);
@@ -39,6 +40,39 @@ Result<double> median_us(const std::function<void(CudaStream)>& call, const Timi
   VAYU_RETURN_IF_ERROR(last_launch("timed call"));
   std::nth_element(times.begin(), times.begin() + times.size() / 2, times.end());
   return times[times.size() / 2] * 1e3;
+}
+
+Result<double> chained_us(const std::function<void(CudaStream, int)>& call, int count, int repeats) {
+  VAYU_ASSIGN_OR_RETURN(CudaStream stream, create_stream());
+  for (int i = 0; i < count; ++i) call(stream, i);
+  VAYU_RETURN_IF_ERROR(synchronize(stream));
+  cudaGraph_t graph;
+  cudaGraphExec_t executable;
+  cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal);
+  for (int i = 0; i < count; ++i) call(stream, i);
+  cudaStreamEndCapture(stream, &graph);
+  if (cudaGraphInstantiate(&executable, graph, 0) != cudaSuccess) {
+    return make_error(ErrorKind::kUnavailable, "CUDA: a chain of {} calls cannot be made a graph", count);
+  }
+  std::vector<float> times(repeats);
+  cudaEvent_t begin, end;
+  cudaEventCreate(&begin);
+  cudaEventCreate(&end);
+  for (int i = -2; i < repeats; ++i) {
+    cudaEventRecord(begin, stream);
+    cudaGraphLaunch(executable, stream);
+    cudaEventRecord(end, stream);
+    VAYU_RETURN_IF_ERROR(synchronize(stream));
+    if (i >= 0) cudaEventElapsedTime(&times[i], begin, end);
+  }
+  cudaEventDestroy(begin);
+  cudaEventDestroy(end);
+  cudaGraphExecDestroy(executable);
+  cudaGraphDestroy(graph);
+  destroy_stream(stream);
+  VAYU_RETURN_IF_ERROR(last_launch("chained calls"));
+  std::nth_element(times.begin(), times.begin() + times.size() / 2, times.end());
+  return times[times.size() / 2] * 1e3 / count;
 }
 
 }  // namespace vayu::ops

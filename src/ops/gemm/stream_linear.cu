@@ -3,16 +3,17 @@
 // memory, so all its loads are issued at once, before the previous kernel has ended (weights do not depend on it). The
 // partial sums meet through distributed shared memory, always in the order of the depth.
 //
+// For matrices too low for a tile of whole depth on every SM; the tall ones are stream_linear_tall.cu's.
+//
 //   rows of x   weight rows a block   what bounds
 //   up to 16    64                    few bytes in flight a block, five blocks an SM
 //   up to 128   128                   x is read from the L2 cache by every block: taller tiles halve that
 #include "ops/cuda/launch.cuh"
 #include "ops/cuda/require.h"
-#include "ops/cuda/sm90.cuh"
+#include "ops/cuda/stream_ring.cuh"
 #include "ops/cuda/tensor_map.h"
 #include "ops/cuda/vector.cuh"
-#include "ops/cuda/wgmma.cuh"
-#include "ops/gemm/stream_linear.h"
+#include "ops/gemm/stream_linear_tall.h"
 
 namespace vayu::ops {
 namespace {
@@ -34,15 +35,6 @@ struct Params {
   int32_t x_group_scales;  // 0: one scale a row; else scales a row
   int32_t block_scaled;    // weight scales are of 128 x 128
 };
-
-template <int kElementBytes, int kWidth>
-__device__ __forceinline__ void multiply(float (&d)[kWidth / 2], uint64_t a, uint64_t b, int accumulate) {
-  if constexpr (kElementBytes == 1) {
-    WgmmaF8<kWidth>::run(d, a, b, accumulate);
-  } else {
-    WgmmaBf16<kWidth>::run(d, a, b, accumulate);
-  }
-}
 
 // The x rows' part of the depth, swizzled like the weights; zero behind the last row and the last column.
 template <int kWidth, int kThreads>
@@ -233,6 +225,7 @@ void launch_width(CudaStream stream, const StreamLinearArgs& a, const Params& p)
 void stream_linear_cuda(CudaStream stream, const StreamLinearArgs& a) {
   VAYU_REQUIRE(stream_linear_fits(a), "shapes of the weight streamer");
   if (a.num_rows == 0) return;
+  if (stream_linear_is_tall(a)) return stream_linear_tall_cuda(stream, a);
   Params p{.x = static_cast<const uint8_t*>(a.x.data),
            .x_scales = a.x.scales,
            .scales = a.weight.scales,

@@ -14,10 +14,9 @@
 // The two projections of a group are ordered by the counters alone, so there is no drain between them.
 #include "ops/cuda/launch.cuh"
 #include "ops/cuda/require.h"
-#include "ops/cuda/sm90.cuh"
+#include "ops/cuda/stream_ring.cuh"
 #include "ops/cuda/tensor_map.h"
 #include "ops/cuda/vector.cuh"
-#include "ops/cuda/wgmma.cuh"
 #include "ops/moe/stream_experts.h"
 
 namespace vayu::ops {
@@ -69,17 +68,6 @@ struct Params {
   int32_t* blocks_done;  // workspace[1]
   int32_t* done;         // workspace[64 ..]: finished gate-up tiles of each group
   int32_t num_tokens, num_pairs, num_experts, hidden, ffn, has_shared;
-};
-
-struct Ring {
-  int stage = 0;
-  uint32_t phase = 0;
-  __device__ void advance(int size) {
-    if (++stage == size) {
-      stage = 0;
-      phase ^= 1;
-    }
-  }
 };
 
 __device__ int32_t load_acquire(const int32_t* p) {
@@ -209,15 +197,6 @@ __device__ void gather_rows(const Params& p, Shared& s, int lane) {
       if (lane == 0) barrier_arrive(&s.full[ring.stage]);
       ring.advance(kStages);
     }
-  }
-}
-
-template <int kElementBytes, int kWidth>
-__device__ __forceinline__ void multiply(float (&d)[kWidth / 2], uint64_t a, uint64_t b, int accumulate) {
-  if constexpr (kElementBytes == 1) {
-    WgmmaF8<kWidth>::run(d, a, b, accumulate);
-  } else {
-    WgmmaBf16<kWidth>::run(d, a, b, accumulate);
   }
 }
 
