@@ -2,11 +2,12 @@
 // defines them, then the counts and the permutation that group the rows by expert.
 //
 // The logits have the accuracy of a float product. Rows are BF16 (8 significant bits), so they become FP16 exactly; a
-// float weight becomes two FP16 numbers (2 x 11 significant bits and a sign: what is left is at most 2^-24 of it, half
-// a unit in the last place of the float), after its expert's row was scaled by a power of two that keeps them in FP16's
-// range. Two passes of the tensor cores with float accumulators then do what three BF16 parts would need three for.
-// Where a finite row has elements beyond FP16's range (65,504) its logits overflow; such a row is computed again in
-// plain float arithmetic, slowly. Elements below 2^-17 are rounded to multiples of 2^-24.
+// float weight becomes two FP16 numbers (11 significant bits each), after its expert's row was scaled by a power of two
+// that keeps them in FP16's range. What is left over is nothing for three weights in four and one unit in the last
+// place of the float for the others: as if weights had 23 bits. Two passes of the tensor cores with float accumulators
+// then do what would take three BF16 parts and three passes. Where a finite row has elements beyond FP16's range
+// (65,504) its logits overflow; such a row is computed again in plain float arithmetic, slowly. Elements below 2^-17
+// are rounded to multiples of 2^-24.
 #pragma once
 
 #include <cstdint>
