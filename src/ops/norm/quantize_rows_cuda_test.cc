@@ -1,0 +1,62 @@
+#include "ops/norm/quantize_rows.h"
+
+#include "ops/norm/quantize_rows_test_util.h"
+
+namespace vayu::ops {
+namespace {
+
+void check(const std::vector<Bf16>& x, int64_t stride, int64_t num_rows, int64_t cols) {
+  const std::string name = std::to_string(num_rows) + " rows of " + std::to_string(cols);
+  HostActRows want(true, num_rows, cols);
+  quantize_rows_ref({x.data(), stride, num_rows, want.view});
+  const DeviceArray<Bf16> device(x);
+  DeviceActRows got(true, num_rows, cols);
+  quantize_rows_cuda(nullptr, {device.get(), stride, num_rows, got.view});
+  ASSERT_TRUE(last_launch("quantize_rows").ok());
+  expect_same_rows(got, want, name);
+}
+
+TEST(QuantizeRowsCuda, MatchesReference) {
+  VAYU_NEEDS_DEVICE();
+  TestRandom random;
+  for (int64_t cols : {16, 48, 256, 576, 1024, 4096, 4112, 8192, 8208, 16384}) {
+    for (int64_t num_rows : {1, 3, 40}) {
+      const int64_t stride = cols + 8 * random.integer(0, 3);
+      check(random_bf16(random, num_rows * stride, 3), stride, num_rows, cols);
+    }
+  }
+  check(random_bf16(random, 8192 * 128), 128, 8192, 128);
+}
+
+TEST(QuantizeRowsCuda, BadAndTinyRows) {
+  VAYU_NEEDS_DEVICE();
+  TestRandom random;
+  const int64_t cols = 4096;
+  std::vector<Bf16> x = random_bf16(random, 6 * cols);
+  x[1 * cols + 4000] = Bf16{0x7fc0};                                          // NaN
+  x[2 * cols + 9] = Bf16{0xff80};                                             // -infinity
+  for (int64_t i = 0; i < cols; ++i) x[3 * cols + i] = Bf16{0};               // scale 1
+  for (int64_t i = 0; i < cols; ++i) x[4 * cols + i] = as_bf16({1e-33f})[0];  // below the tiny peak: zeros, scale 1
+  HostActRows want(true, 6, cols);
+  quantize_rows_ref({x.data(), cols, 6, want.view});
+  for (int64_t row = 0; row < 6; ++row) expect_nan_row(want, row, row == 1 || row == 2);
+  EXPECT_EQ(want.scales[3], 1.0f);
+  EXPECT_EQ(want.scales[4], 1.0f);
+  check(x, cols, 6, cols);
+}
+
+TEST(QuantizeRowsCuda, Speed) {
+  VAYU_NEEDS_DEVICE();
+  if (!speed_wanted()) GTEST_SKIP();
+  TestRandom random;
+  for (int64_t rows : {1, 8, 32, 64, 3584}) {
+    const DeviceArray<Bf16> x(random_bf16(random, rows * 4096));
+    DeviceActRows y(true, rows, 4096);
+    print_speed("quantize_rows", std::to_string(rows) + "x4096", double(rows) * 4096 * 3, [&](CudaStream stream) {
+      quantize_rows_cuda(stream, {x.get(), 4096, rows, y.view});
+    });
+  }
+}
+
+}  // namespace
+}  // namespace vayu::ops
