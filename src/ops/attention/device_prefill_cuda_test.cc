@@ -1,0 +1,306 @@
+// Prompt attention on the device against the plain reference: every token of ragged batches, sampled tokens of long
+// ones. Pages are poisoned (0xFF: NaN in both formats), only what the rows cached is written.
+#include "ops/attention/device_prefill.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <numeric>
+
+#include "ops/cuda/cuda_test_util.h"
+
+namespace vayu::ops {
+namespace {
+
+struct Shape {
+  int32_t num_q_heads, num_kv_heads, head_dim;
+  int32_t group() const { return num_q_heads / num_kv_heads; }
+};
+struct Row {
+  int32_t q_len, kv_len;
+};
+
+// One batch on the host and on the device.
+class PrefillCase {
+ public:
+  PrefillCase(TestRandom& random, const Shape& shape, DeviceKvFormat format, std::vector<Row> rows, float sigma = 1)
+      : shape_(shape), format_(format), rows_(std::move(rows)) {
+    for (const Row& row : rows_) {
+      qo_indptr_.push_back(qo_indptr_.back() + row.q_len);
+      kv_indptr_.push_back(kv_indptr_.back() + (row.kv_len + 15) / 16);
+      kv_lens_.push_back(row.kv_len);
+    }
+    const int32_t num_pages = kv_indptr_.back() + 5;
+    std::vector<int32_t> order(num_pages);
+    std::iota(order.begin(), order.end(), 0);
+    std::shuffle(order.begin(), order.end(), random.engine());
+    page_table_.assign(order.begin(), order.begin() + kv_indptr_.back());
+    q_stride_ = int64_t{shape.num_q_heads + 2 * shape.num_kv_heads} * shape.head_dim;
+    q_ = as_bf16(random.normals(num_tokens() * q_stride_, sigma));
+    pages_.assign(int64_t{num_pages} * layer(nullptr).page_bytes(), 0xFF);
+    for (size_t r = 0; r < rows_.size(); ++r) {
+      for (int32_t i = 0; i < rows_[r].kv_len; ++i) {
+        for (int32_t head = 0; head < shape.num_kv_heads; ++head) {
+          for (int plane = 0; plane < 2; ++plane) set_kv(r, i, head, plane, random.normals(shape.head_dim, sigma));
+        }
+      }
+    }
+  }
+
+  void set_kv(size_t row, int32_t position, int32_t head, int plane, const std::vector<float>& values) {
+    const int64_t page = page_table_[kv_indptr_[row] + position / 16];
+    const int64_t element =
+        (((page * shape_.num_kv_heads + head) * 2 + plane) * 16 + position % 16) * int64_t{shape_.head_dim};
+    uint8_t* at = pages_.data() + element * layer(nullptr).element_bytes();
+    if (format_ == DeviceKvFormat::kBF16) {
+      std::memcpy(at, as_bf16(values).data(), values.size() * 2);
+    } else {
+      std::memcpy(at, as_f8(values).data(), values.size());
+    }
+  }
+
+  // Output of the device; poison where nothing was written.
+  std::vector<Bf16> run(PrefillRows select) {
+    upload(select);
+    device_prefill_cuda(nullptr, *args_);
+    return out_->host();
+  }
+  void upload(PrefillRows select) {
+    const int64_t bound =
+        max_device_prefill_tiles(num_tokens(), static_cast<int64_t>(rows_.size()), shape_.group(), shape_.head_dim);
+    std::vector<PrefillTile> tiles(bound);
+    const int32_t count =
+        plan_device_prefill({qo_indptr_.data(), kv_indptr_.data(), kv_lens_.data(), static_cast<int32_t>(rows_.size())},
+                            select, shape_.group(), shape_.head_dim, tiles.data(), bound);
+    device_tiles_ = std::make_unique<DeviceArray<PrefillTile>>(tiles);
+    device_q_ = std::make_unique<DeviceArray<Bf16>>(q_);
+    device_pages_ = std::make_unique<DeviceArray<uint8_t>>(pages_);
+    device_table_ = std::make_unique<DeviceArray<int32_t>>(page_table_);
+    out_ = std::make_unique<DeviceArray<Bf16>>(num_tokens() * shape_.num_q_heads * shape_.head_dim);
+    args_ = std::make_unique<DevicePrefill>();
+    args_->q = device_q_->get();
+    args_->q_stride = q_stride_;
+    args_->out = out_->get();
+    args_->kv = layer(device_pages_->get());
+    args_->batch.page_table = device_table_->get();
+    args_->num_q_heads = shape_.num_q_heads;
+    args_->scale = scale();
+    args_->rows = select;
+    args_->tiles = device_tiles_->get();
+    args_->num_tiles = count;
+  }
+  const DevicePrefill& args() const { return *args_; }
+
+  // The reference for some tokens of a row, each as a row of its own: (tokens, num_q_heads * head_dim).
+  std::vector<Bf16> expected(size_t row, const std::vector<int32_t>& tokens) {
+    const int64_t width = int64_t{shape_.num_q_heads} * shape_.head_dim;
+    std::vector<Bf16> q(tokens.size() * q_stride_), out(tokens.size() * width);
+    std::vector<int32_t> qo_indptr = {0}, kv_indptr, kv_lens;
+    for (size_t i = 0; i < tokens.size(); ++i) {
+      std::copy_n(q_.begin() + (qo_indptr_[row] + tokens[i]) * q_stride_, q_stride_, q.begin() + i * q_stride_);
+      qo_indptr.push_back(static_cast<int32_t>(i) + 1);
+      kv_indptr.push_back(kv_indptr_[row]);
+      kv_lens.push_back(rows_[row].kv_len - rows_[row].q_len + tokens[i] + 1);
+    }
+    DevicePrefill args;
+    args.q = q.data();
+    args.q_stride = q_stride_;
+    args.out = out.data();
+    args.kv = layer(pages_.data());
+    args.batch.qo_indptr = qo_indptr.data();
+    args.batch.kv_indptr = kv_indptr.data();
+    args.batch.page_table = page_table_.data();
+    args.batch.kv_lens = kv_lens.data();
+    args.batch.num_rows = static_cast<int32_t>(tokens.size());
+    args.num_q_heads = shape_.num_q_heads;
+    args.scale = scale();
+    device_prefill_ref(args);
+    return out;
+  }
+
+  // Every head of these tokens: weights are rounded to BF16 (2^-9 each, independently) and so is the output, of both
+  // sides: about 2e-3 of the norm of an output vector, tolerance 1e-2 a vector.
+  void check(const std::vector<Bf16>& got, size_t row, const std::vector<int32_t>& tokens) {
+    const int64_t dim = shape_.head_dim, width = shape_.num_q_heads * dim;
+    const std::vector<float> reference = as_floats(expected(row, tokens));
+    const std::vector<float> all = as_floats(got);
+    for (size_t i = 0; i < tokens.size(); ++i) {
+      for (int32_t head = 0; head < shape_.num_q_heads; ++head) {
+        const auto a = all.begin() + (qo_indptr_[row] + tokens[i]) * width + head * dim;
+        const auto b = reference.begin() + i * width + head * dim;
+        ASSERT_LT(relative_error({a, a + dim}, {b, b + dim}), 1e-2)
+            << "row " << row << " (" << rows_[row].q_len << " of " << rows_[row].kv_len << ") token " << tokens[i]
+            << " head " << head;
+      }
+    }
+  }
+  void check_all(const std::vector<Bf16>& got, PrefillRows select) {
+    for (size_t r = 0; r < rows_.size(); ++r) {
+      std::vector<int32_t> tokens(rows_[r].q_len);
+      std::iota(tokens.begin(), tokens.end(), 0);
+      if (rows_[r].q_len == 1 && select == PrefillRows::kMultiToken) {
+        const int64_t width = int64_t{shape_.num_q_heads} * shape_.head_dim;
+        for (int64_t i = 0; i < width; ++i) ASSERT_EQ(got[qo_indptr_[r] * width + i].bits, 0xFFFF) << "row " << r;
+      } else {
+        check(got, r, tokens);
+      }
+      if (::testing::Test::HasFatalFailure()) return;
+    }
+  }
+  int64_t num_tokens() const { return qo_indptr_.back(); }
+  int32_t q_begin(size_t row) const { return qo_indptr_[row]; }
+  double flops() const {
+    double sum = 0;
+    for (const Row& row : rows_) sum += row.q_len * (row.kv_len - 0.5 * (row.q_len - 1));
+    return sum * 4 * shape_.head_dim * shape_.num_q_heads;
+  }
+
+ private:
+  DeviceKvLayer layer(void* pages) const {
+    return {.pages = pages, .format = format_, .num_kv_heads = shape_.num_kv_heads, .head_dim = shape_.head_dim};
+  }
+  float scale() const { return 1 / std::sqrt(static_cast<float>(shape_.head_dim)); }
+
+  Shape shape_;
+  DeviceKvFormat format_;
+  std::vector<Row> rows_;
+  std::vector<int32_t> qo_indptr_ = {0}, kv_indptr_ = {0}, kv_lens_, page_table_;
+  int64_t q_stride_ = 0;
+  std::vector<Bf16> q_;
+  std::vector<uint8_t> pages_;
+  std::unique_ptr<DeviceArray<PrefillTile>> device_tiles_;
+  std::unique_ptr<DeviceArray<Bf16>> device_q_, out_;
+  std::unique_ptr<DeviceArray<uint8_t>> device_pages_;
+  std::unique_ptr<DeviceArray<int32_t>> device_table_;
+  std::unique_ptr<DevicePrefill> args_;
+};
+
+constexpr DeviceKvFormat kFormats[] = {DeviceKvFormat::kBF16, DeviceKvFormat::kF8E4M3};
+
+TEST(DevicePrefillCuda, RaggedBatches) {
+  VAYU_NEEDS_DEVICE();
+  TestRandom random;
+  for (const Shape& shape :
+       {Shape{64, 4, 64}, Shape{9, 3, 64}, Shape{7, 1, 64}, Shape{16, 4, 128}, Shape{16, 2, 128}}) {
+    for (DeviceKvFormat format : kFormats) {
+      // Page edges, tile edges (12 tokens of 16 heads), blocks of 128 keys, continued chunks; and random rows.
+      std::vector<Row> rows = {{1, 1},   {1, 16},    {2, 17},   {15, 15},  {16, 16},  {17, 33}, {12, 12}, {13, 128},
+                               {1, 129}, {129, 129}, {33, 161}, {5, 1000}, {64, 256}, {4, 4},   {1, 300}, {127, 255}};
+      for (int i = 0; i < 4; ++i) {
+        const auto q_len = static_cast<int32_t>(random.integer(1, 200));
+        rows.push_back({q_len, q_len + static_cast<int32_t>(random.integer(0, 300))});
+      }
+      std::shuffle(rows.begin(), rows.end(), random.engine());
+      SCOPED_TRACE(testing::Message() << shape.num_q_heads << "/" << shape.num_kv_heads << " heads of "
+                                      << shape.head_dim << ", format " << static_cast<int>(format));
+      PrefillCase batch(random, shape, format, rows);
+      for (PrefillRows select : {PrefillRows::kAll, PrefillRows::kMultiToken}) {
+        const std::vector<Bf16> got = batch.run(select);
+        batch.check_all(got, select);
+        if (HasFatalFailure()) return;
+      }
+    }
+  }
+}
+
+// Logits of 16 times the usual spread: bases rise by far more than the slack, weights are nearly 0 or 1.
+TEST(DevicePrefillCuda, WideLogits) {
+  VAYU_NEEDS_DEVICE();
+  TestRandom random;
+  for (DeviceKvFormat format : kFormats) {
+    for (const Shape& shape : {Shape{32, 2, 64}, Shape{8, 2, 128}}) {
+      PrefillCase batch(random, shape, format, {{200, 700}, {150, 150}}, 4);
+      batch.check_all(batch.run(PrefillRows::kAll), PrefillRows::kAll);
+      if (HasFatalFailure()) return;
+    }
+  }
+}
+
+// A prompt of our model and longer, with a chunk that continues one; sampled tokens of each.
+TEST(DevicePrefillCuda, LongPrompts) {
+  VAYU_NEEDS_DEVICE();
+  TestRandom random;
+  for (const Shape& shape : {Shape{64, 4, 64}, Shape{32, 8, 128}}) {
+    for (DeviceKvFormat format : kFormats) {
+      const std::vector<Row> rows = {{3584, 3584}, {1000, 6000}, {8192, 8192}};
+      PrefillCase batch(random, shape, format, rows);
+      const std::vector<Bf16> got = batch.run(PrefillRows::kMultiToken);
+      for (size_t r = 0; r < rows.size(); ++r) {
+        std::vector<int32_t> tokens = {0, rows[r].q_len - 1};
+        for (int i = 0; i < 6; ++i) tokens.push_back(static_cast<int32_t>(random.integer(1, rows[r].q_len - 2)));
+        batch.check(got, r, tokens);
+        if (HasFatalFailure()) return;
+      }
+      EXPECT_TRUE(std::none_of(got.begin(), got.end(), [](Bf16 v) { return v.bits == 0xFFFF; })) << "not all written";
+      const std::vector<Bf16> again = batch.run(PrefillRows::kMultiToken);
+      EXPECT_EQ(std::memcmp(got.data(), again.data(), got.size() * sizeof(Bf16)), 0) << "not the same twice";
+    }
+  }
+}
+
+// NaN in a key: the tokens that see it and the heads of its group are NaN, everything else is as ever. In a value: NaN
+// in its dimension, for the tokens that see it; other rows and KV heads keep their numbers.
+TEST(DevicePrefillCuda, NanStaysWhereItIs) {
+  VAYU_NEEDS_DEVICE();
+  TestRandom random;
+  for (DeviceKvFormat format : kFormats) {
+    for (const Shape& shape : {Shape{32, 2, 64}, Shape{8, 2, 128}}) {
+      for (int plane = 0; plane < 2; ++plane) {
+        const int32_t bad_position = static_cast<int32_t>(random.integer(90, 140)), bad_dim = 37;
+        const std::vector<Row> rows = {{40, 40}, {150, 200}, {60, 60}, {1, 77}};
+        PrefillCase batch(random, shape, format, rows);
+        std::vector<float> values = random.normals(shape.head_dim);
+        values[bad_dim] = kNaN;
+        batch.set_kv(1, bad_position, 1, plane, values);
+        const std::vector<Bf16> got = batch.run(PrefillRows::kAll);
+        for (size_t r : {size_t{0}, size_t{2}, size_t{3}}) {
+          std::vector<int32_t> tokens(rows[r].q_len);
+          std::iota(tokens.begin(), tokens.end(), 0);
+          batch.check(got, r, tokens);
+          if (HasFatalFailure()) return;
+        }
+        for (int32_t t = 0; t < rows[1].q_len; ++t) {
+          const bool sees = rows[1].kv_len - rows[1].q_len + t >= bad_position;
+          for (int32_t head = 0; head < shape.num_q_heads; ++head) {
+            const bool bad_head = head / shape.group() == 1;
+            for (int32_t d = 0; d < shape.head_dim; ++d) {
+              const int64_t at = (int64_t{batch.q_begin(1) + t} * shape.num_q_heads + head) * shape.head_dim + d;
+              const bool nan = std::isnan(as_float(got[at]));
+              const bool expected = sees && bad_head && (plane == 0 || d == bad_dim);
+              const bool may = plane == 1 && bad_head && d == bad_dim;  // an earlier token of the same row
+              ASSERT_TRUE(nan == expected || (nan && may)) << "plane " << plane << " token " << t << " head " << head;
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(DevicePrefillCuda, Speed) {
+  VAYU_NEEDS_DEVICE();
+  if (std::getenv("VAYU_SPEED") == nullptr) GTEST_SKIP() << "VAYU_SPEED is not set";
+  TestRandom random;
+  const Shape sarvam = {64, 4, 64}, llama = {32, 8, 128};
+  struct Timed {
+    Shape shape;
+    std::vector<Row> rows;
+    const char* name;
+  };
+  for (const Timed& timed :
+       {Timed{sarvam, {{3584, 3584}}, "64/4x64 1x3584"}, Timed{sarvam, {{8192, 8192}}, "64/4x64 1x8192"},
+        Timed{sarvam, std::vector<Row>(16, Row{896, 896}), "64/4x64 16x896"},
+        Timed{sarvam, {{512, 3584}}, "64/4x64 512 of 3584"}, Timed{llama, {{4096, 4096}}, "32/8x128 1x4096"}}) {
+    for (DeviceKvFormat format : kFormats) {
+      PrefillCase batch(random, timed.shape, format, timed.rows);
+      batch.upload(PrefillRows::kMultiToken);
+      const double us =
+          std::move(median_us([&](CudaStream stream) { device_prefill_cuda(stream, batch.args()); })).value();
+      const double tflops = batch.flops() / us * 1e-6;
+      std::printf("SPEED device_prefill %s %s %.1f us %.0f TFLOP/s %.0f %%\n", timed.name,
+                  format == DeviceKvFormat::kBF16 ? "bf16" : "fp8", us, tflops, tflops / 800 * 100);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace vayu::ops

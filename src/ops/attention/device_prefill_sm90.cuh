@@ -1,0 +1,645 @@
+// Prompt attention on Hopper, after the ideas of FlashAttention-3 (arXiv 2407.08608): one warpgroup feeds K and V
+// through a ring in shared memory, the others each own 64 rows of queries and overlap the products of one block of 128
+// keys with the softmax of another.
+//
+// What is particular to this one:
+// - A row of the tile is (token, head of the group), heads inside. With 16 heads a KV head a tile of 192 rows is 12
+//   tokens: the diagonal wastes about 64 of 1,800 keys instead of the 160 that a tile of 192 tokens would, and a short
+//   row still fills its tile. Warpgroups share only the KV ring: each loads its own queries (the next tile's during
+//   this one), masks, and stores on its own, so the end of a tile in one is covered by the products of the others.
+// - At head dim 64 a block of 64 x 128 keys costs 512 cycles of the tensor cores and, at 16 exponentials a cycle, 512
+//   cycles of the special function unit. A quarter of the exponentials is therefore a cubic polynomial on the FMA units
+//   (exp2_polynomial). Sums and outputs are rescaled only when a logit exceeds the current base by 8 (a factor of 256):
+//   the weights may be that large, their relative precision is the same.
+// - BF16 pages: a (page, head) run of K is 16 rows of 128 bytes (two columns of them at head dim 128), one box of the
+//   copy engine, written in the 128-byte swizzle. FP8 pages: the feeding warpgroup
+//   copies them as they are (cp.async, four pieces of 8 KiB ahead) and widens them from there.
+//
+// Shared memory at head dim 64: 5 stages of K and V of 16 KiB = 160 KiB (FP8: 4, and 32 KiB of pieces), 3 x 2 buffers
+// of 64 queries = 48 KiB. At 128: 2 stages of 32 KiB = 128 KiB, 2 x 2 x 16 KiB of queries = 64 KiB, FP8 pieces 32 KiB.
+// Registers of a consumer at head dim 64: 64 logits + 32 outputs + 32 packed weights of the block before; of 65,536,
+// 3 x 128 threads at 160 leave 32 for the feeder (at 152 the products are serialised for want of registers). At 128:
+// 64 + 64 + 32; 240 and 24 (FP8: 224 and 56).
+#pragma once
+
+#include "ops/attention/device_prefill_kernels.h"
+#include "ops/cuda/launch.cuh"
+#include "ops/cuda/sm90.cuh"
+#include "ops/cuda/vector.cuh"
+#include "ops/cuda/wgmma.cuh"
+
+namespace vayu::ops {
+namespace prefill {
+
+constexpr int kKeys = 128;  // of a block
+constexpr int kPageSize = 16;
+constexpr int kPages = kKeys / kPageSize;
+constexpr int kGroupRows = 64;                       // query rows of a warpgroup
+constexpr int kKeyColumnBytes = kKeys * 128;         // a column of 128 bytes (64 BF16) of all rows of a K or V block
+constexpr int kQueryColumnBytes = kGroupRows * 128;  // likewise of queries
+constexpr int kPieceBytes = 8192;                    // of FP8 pages, see PieceCursor
+constexpr int kRawPieces = 4;                        // on their way at once
+constexpr float kSlackLog2 = 8;                      // see the story above
+constexpr uint64_t kEvictNormal = 0x1000000000000000;
+
+template <int kHeadDim, bool kF8>
+struct Config {
+  static constexpr bool kF8Pages = kF8;
+  static constexpr int kConsumers = kHeadDim == 64 ? 3 : 2;
+  static constexpr int kThreads = 128 * (1 + kConsumers);
+  static constexpr int kStages = kHeadDim == 64 ? (kF8 ? 4 : 5) : 2;
+  static constexpr int kColumns = kHeadDim / 64;
+  static constexpr int kBlockBytes = kColumns * kKeyColumnBytes;
+  static constexpr int kQueryBytes = kColumns * kQueryColumnBytes;
+  static constexpr int kSharedBytes = 1024 + 2 * kStages * kBlockBytes + kConsumers * 2 * kQueryBytes +
+                                      (kF8 ? kRawPieces * kPieceBytes : 0) + 4 * kStages * 8;
+  static constexpr int kFeederRegisters = kHeadDim == 64 ? 32 : (kF8 ? 56 : 24);
+  static constexpr int kConsumerRegisters = kHeadDim == 64 ? 160 : (kF8 ? 224 : 240);
+  static constexpr int kFullArrivals = kF8 ? 128 : 1;
+};
+
+template <class C>
+struct Shared {
+  uint8_t* keys;  // [stage][column][key]: rows of 128 bytes, swizzled
+  uint8_t* values;
+  uint8_t* queries;  // [consumer][2][column][row]
+  uint8_t* raw;      // FP8 pieces on their way
+  uint64_t *keys_full, *keys_empty, *values_full, *values_empty;
+
+  __device__ explicit Shared(uint8_t* memory) {
+    uint8_t* base = memory + ((1024 - (shared_address(memory) & 1023)) & 1023);
+    keys = base;
+    values = keys + C::kStages * C::kBlockBytes;
+    queries = values + C::kStages * C::kBlockBytes;
+    raw = queries + C::kConsumers * 2 * C::kQueryBytes;
+    keys_full = reinterpret_cast<uint64_t*>(raw + (C::kF8Pages ? kRawPieces * kPieceBytes : 0));
+    keys_empty = keys_full + C::kStages;
+    values_full = keys_empty + C::kStages;
+    values_empty = values_full + C::kStages;
+  }
+  __device__ void init_barriers() const {
+    for (int i = 0; i < C::kStages; ++i) {
+      barrier_init(keys_full + i, C::kFullArrivals);
+      barrier_init(values_full + i, C::kFullArrivals);
+      barrier_init(keys_empty + i, 4 * C::kConsumers);  // one a warp
+      barrier_init(values_empty + i, 4 * C::kConsumers);
+    }
+    barrier_init_fence();
+  }
+};
+
+template <int kStages>
+struct Ring {
+  int stage = 0;
+  uint32_t parity = 0;
+  __device__ __forceinline__ void advance() {
+    if (++stage == kStages) {
+      stage = 0;
+      parity ^= 1;
+    }
+  }
+};
+
+// Items are heaviest first and dealt out forwards and backwards in turn, so that blocks end nearly together.
+__device__ __forceinline__ int item_of(int round) {
+  const int blocks = gridDim.x, block = blockIdx.x;
+  return round * blocks + ((round & 1) ? blocks - 1 - block : block);
+}
+
+__device__ __forceinline__ void sync_group(int group) { asm volatile("bar.sync %0, 128;" ::"r"(group + 1) : "memory"); }
+__device__ __forceinline__ float max_nan(float a, float b) {
+  float v;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(v) : "f"(a), "f"(b));
+  return v;
+}
+__device__ __forceinline__ float exp2_unit(float x) {
+  float v;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(v) : "f"(x));
+  return v;
+}
+// 2^x for x < 128 within 1e-4 (weights are rounded to BF16, 2e-3, anyway): x = n + f with |f| <= 1/2, by adding
+// 1.5 * 2^23, whose low bits then hold n; minimax cubic of 2^f; n added to the exponent. Below -126 it stays at 2^-126.
+// NaN is not kept: the row's base is NaN then, and so are the other three quarters.
+__device__ __forceinline__ float exp2_polynomial(float x) {
+  x = fmaxf(x, -126.0f);
+  const float shifted = x + 12582912.0f;
+  const float f = x - (shifted - 12582912.0f);
+  float v = fmaf(0.05517166f, f, 0.24261115f);
+  v = fmaf(v, f, 0.69326099f);
+  v = fmaf(v, f, 0.99992808f);
+  return __int_as_float(__float_as_int(v) + (__float_as_int(shifted) << 23));
+}
+
+// --- the feeding warpgroup
+
+// One warp: lane (8 * column + page) asks for its box. Pages beyond the row's last are not read; the keys in them are
+// masked and the values zeroed by the consumers.
+template <class C>
+__device__ __forceinline__ void feed_bf16(const PrefillParams& params, const CUtensorMap* map,
+                                          const Shared<C>& shared) {
+  const int lane = threadIdx.x % 32, page = lane % kPages, column = lane / kPages;
+  Ring<C::kStages> ring;
+  for (int round = 0, item; (item = item_of(round)) < params.num_items; ++round) {
+    const PrefillTile& tile = params.tiles[item / params.num_kv_heads];
+    const int head = item % params.num_kv_heads, num_pages = (tile.kv_len + kPageSize - 1) / kPageSize;
+    const int32_t* table = params.page_table + tile.page_begin + page;
+    int n = (tile.num_keys + kKeys - 1) / kKeys - 1;
+    int next = n * kPages + page < num_pages ? table[n * kPages] : 0;
+    for (; n >= 0; --n) {
+      const int row = (next * params.num_kv_heads + head) * 2 * kPageSize;
+      if (n > 0) next = table[(n - 1) * kPages];
+      const bool mine = column < C::kColumns && n * kPages + page < num_pages;
+      const uint32_t bytes = min(kPages, num_pages - n * kPages) * C::kColumns * kPageSize * 128;
+      const int offset = ring.stage * C::kBlockBytes + column * kKeyColumnBytes + page * kPageSize * 128;
+      barrier_wait(shared.keys_empty + ring.stage, ring.parity ^ 1);
+      if (lane == 0) barrier_arrive_expect(shared.keys_full + ring.stage, bytes);
+      __syncwarp();
+      if (mine) copy_tile(map, shared.keys_full + ring.stage, shared.keys + offset, column * 128, row, kEvictNormal);
+      barrier_wait(shared.values_empty + ring.stage, ring.parity ^ 1);
+      if (lane == 0) barrier_arrive_expect(shared.values_full + ring.stage, bytes);
+      __syncwarp();
+      if (mine) {
+        copy_tile(map, shared.values_full + ring.stage, shared.values + offset, column * 128, row + kPageSize,
+                  kEvictNormal);
+      }
+      ring.advance();
+    }
+  }
+}
+
+// FP8: a piece is 8 KiB of K or V, 64 bytes a thread: a whole block at head dim 64, half the keys of one at 128. The
+// cursor walks the pieces in the order of the ring: of each block first K, then V.
+template <int kHeadDim>
+struct PieceCursor {
+  static constexpr int kPieces = kHeadDim / 64;  // of K or V of a block
+  int round = 0, head = 0, block = -1, plane = 0, piece = 0;
+  int kv_len = 0, page_begin = 0;
+  bool valid = true;
+
+  __device__ __forceinline__ void start(const PrefillParams& params) {
+    const int item = item_of(round);
+    valid = item < params.num_items;
+    if (!valid) return;
+    const PrefillTile& tile = params.tiles[item / params.num_kv_heads];
+    head = item % params.num_kv_heads;
+    kv_len = tile.kv_len;
+    page_begin = tile.page_begin;
+    block = (tile.num_keys + kKeys - 1) / kKeys - 1;
+  }
+  __device__ __forceinline__ void advance(const PrefillParams& params) {
+    if (++piece < kPieces) return;
+    piece = 0;
+    if (++plane < 2) return;
+    plane = 0;
+    if (--block >= 0) return;
+    ++round;
+    start(params);
+  }
+};
+
+// Thread t has 16-byte chunk t % (kHeadDim / 16) of keys t / (kHeadDim / 16) + i * 128 / (kHeadDim / 16), i < 4, of the
+// piece; zeros beyond the row. It copies them to, and later reads them from, places of its own, so that waiting for its
+// own copies is all the order that is needed.
+template <int kHeadDim>
+__device__ __forceinline__ void copy_piece(const PrefillParams& params, const PieceCursor<kHeadDim>& at, uint32_t raw) {
+  constexpr int kChunks = kHeadDim / 16, kStep = 128 / kChunks;
+  const int thread = threadIdx.x % 128, chunk = thread % kChunks;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int key = at.block * kKeys + at.piece * 4 * kStep + i * kStep + thread / kChunks;
+    const uint8_t* source = params.pages;
+    if (key < at.kv_len) {
+      const int64_t page = params.page_table[at.page_begin + key / kPageSize];
+      const int64_t row = ((page * params.num_kv_heads + at.head) * 2 + at.plane) * kPageSize + key % kPageSize;
+      source += row * kHeadDim + chunk * 16;
+    }
+    copy_async16(raw + (i * 128 + thread) * 16, source, key < at.kv_len ? 16 : 0);
+  }
+}
+
+__device__ __forceinline__ uint2 widen(uint32_t f8x4) {
+  uint32_t pair[2];
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const __half2_raw half = __nv_cvt_fp8x2_to_halfraw2(static_cast<uint16_t>(f8x4 >> (16 * i)), __NV_E4M3);
+    const float2 v = __half22float2(__half2(half));
+    pair[i] = pack_bf16x2(v.x, v.y);
+  }
+  return make_uint2(pair[0], pair[1]);
+}
+
+template <int kHeadDim>
+__device__ __forceinline__ void widen_piece(uint8_t* block, int piece, const uint8_t* raw) {
+  constexpr int kChunks = kHeadDim / 16, kStep = 128 / kChunks;
+  const int thread = threadIdx.x % 128, chunk = 2 * (thread % kChunks);
+  uint8_t* column = block + chunk / 8 * kKeyColumnBytes;
+#pragma unroll 1
+  for (int i = 0; i < 4; ++i) {
+    const int key = piece * 4 * kStep + i * kStep + thread / kChunks;
+    const uint4 v = *reinterpret_cast<const uint4*>(raw + (i * 128 + thread) * 16);
+    const uint2 a = widen(v.x), b = widen(v.y), c = widen(v.z), d = widen(v.w);
+    *reinterpret_cast<uint4*>(column + swizzled_offset(key, chunk % 8)) = make_uint4(a.x, a.y, b.x, b.y);
+    *reinterpret_cast<uint4*>(column + swizzled_offset(key, chunk % 8 + 1)) = make_uint4(c.x, c.y, d.x, d.y);
+  }
+}
+
+template <int kHeadDim, class C>
+__device__ __forceinline__ void feed_f8(const PrefillParams& params, const Shared<C>& shared) {
+  constexpr int kPieces = PieceCursor<kHeadDim>::kPieces;
+  PieceCursor<kHeadDim> ahead;
+  ahead.start(params);
+  Ring<C::kStages> ring;
+  int issued = 0, widened = 0;
+  while (ahead.valid || widened < issued) {
+    if (ahead.valid) {
+      copy_piece(params, ahead, shared_address(shared.raw + issued % kRawPieces * kPieceBytes));
+      ahead.advance(params);
+      ++issued;
+    }
+    copy_async_commit();
+    if (ahead.valid && issued < kRawPieces) continue;  // the pipeline fills
+    // A group is committed every turn, also when nothing is left to copy, so the piece is older than the latest
+    // kRawPieces - 1 groups; unless there were fewer pieces than that in all.
+    if (issued < kRawPieces) {
+      copy_async_wait<0>();
+    } else {
+      copy_async_wait<kRawPieces - 1>();
+    }
+    const int piece = widened % kPieces, plane = widened / kPieces % 2;
+    uint64_t* empty = (plane == 0 ? shared.keys_empty : shared.values_empty) + ring.stage;
+    uint64_t* full = (plane == 0 ? shared.keys_full : shared.values_full) + ring.stage;
+    uint8_t* block = (plane == 0 ? shared.keys : shared.values) + ring.stage * C::kBlockBytes;
+    if (piece == 0) barrier_wait(empty, ring.parity ^ 1);
+    widen_piece<kHeadDim>(block, piece, shared.raw + widened % kRawPieces * kPieceBytes);
+    ++widened;
+    if (piece == kPieces - 1) {
+      fence_shared_for_async();
+      barrier_arrive(full);
+      if (plane == 1) ring.advance();
+    }
+  }
+}
+
+// --- the consuming warpgroups
+
+// 64 packed rows of the tile into this warpgroup's buffer; rows beyond the end become zeros.
+template <class C>
+__device__ __forceinline__ void load_queries(const PrefillParams& params, int item, int group, uint8_t* buffer) {
+  constexpr int kChunks = C::kColumns * 8;
+  const PrefillTile& tile = params.tiles[item / params.num_kv_heads];
+  const int first = tile.first + group * kGroupRows, q_len = tile.q_len;
+  const int thread = threadIdx.x % 128, chunk = thread % kChunks;
+  const Bf16* source = params.q + tile.q_begin * params.q_stride +
+                       int64_t{item % params.num_kv_heads} * params.group * (C::kColumns * 64) + chunk * 8;
+  const uint32_t column = shared_address(buffer) + chunk / 8 * kQueryColumnBytes;
+#pragma unroll
+  for (int row = thread / kChunks, i = 0; i < kGroupRows * kChunks / 128; ++i, row += 128 / kChunks) {
+    const int token = (first + row) / params.group, head = first + row - token * params.group;
+    const bool inside = token < q_len;
+    copy_async16(column + swizzled_offset(row, chunk % 8),
+                 inside ? source + token * params.q_stride + head * (C::kColumns * 64) : params.q, inside ? 16 : 0);
+  }
+}
+
+// s (64 rows, 128 keys) = q k^T, both K-major.
+template <class C>
+__device__ __forceinline__ void issue_logits(float (&s)[64], uint64_t q, uint64_t k) {
+#pragma unroll
+  for (int step = 0; step < C::kColumns * 4; ++step) {
+    const int column = step / 4;
+    WgmmaBf16<kKeys>::run(s, q + column * (kQueryColumnBytes >> 4) + step % 4 * kDescriptorStep,
+                          k + column * (kKeyColumnBytes >> 4) + step % 4 * kDescriptorStep, step != 0);
+  }
+}
+
+// V is N-major: its rows are keys, 64 dims of 128 bytes each. In this form of the 128-byte swizzle the stride offset
+// leads from 8 keys to the next 8 (1024 bytes) and the leading offset from 64 dims to the next 64 (a column of the
+// block); 16 keys further are 2048 bytes (PTX ISA, strides of the wgmma matrix descriptor).
+__device__ __forceinline__ uint64_t value_descriptor(const void* block) {
+  const uint64_t address = (shared_address(block) & 0x3FFFF) >> 4;
+  return address | (uint64_t{kKeyColumnBytes >> 4} << 16) | (uint64_t{1024 >> 4} << 32) | (uint64_t{1} << 62);
+}
+template <class C>
+__device__ __forceinline__ void issue_values(float (&o)[C::kColumns * 32], const uint32_t (&weights)[8][4],
+                                             uint64_t v) {
+#pragma unroll
+  for (int step = 0; step < kKeys / 16; ++step) {
+    WgmmaBf16Rs<C::kColumns * 64>::template run<1>(o, weights[step], v + step * (2048 >> 4), 1);
+  }
+}
+
+__device__ __forceinline__ void pin(uint32_t (&weights)[8][4]) {
+#pragma unroll
+  for (int i = 0; i < 32; ++i) asm volatile("" : "+r"(weights[i / 4][i % 4])::"memory");
+}
+
+// limit[h]: keys of this block that the thread's row h sees.
+__device__ __forceinline__ void mask(float (&s)[64], const int (&limit)[2]) {
+  const int column = 2 * (threadIdx.x % 4);
+#pragma unroll
+  for (int i = 0; i < 64; ++i) {
+    if (column + i / 4 * 8 + i % 2 >= limit[i / 2 % 2]) s[i] = __int_as_float(0xff800000);
+  }
+}
+
+struct Softmax {
+  float base[2], sum[2];  // logits (before the scale) that weights are relative to; sums of this thread's weights
+
+  __device__ __forceinline__ void reset() {
+    base[0] = base[1] = __int_as_float(0xff800000);
+    sum[0] = sum[1] = 0;
+  }
+  // Moves the bases if a row of the warp needs it; true: what was summed so far is to be multiplied by `factor`.
+  __device__ __forceinline__ bool raise(const float (&s)[64], float slack, float scale_log2, float (&factor)[2]) {
+    float top[2];
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      float a = s[2 * h], b = s[2 * h + 1];
+#pragma unroll
+      for (int j = 1; j < 16; ++j) {
+        a = max_nan(a, s[4 * j + 2 * h]);
+        b = max_nan(b, s[4 * j + 2 * h + 1]);
+      }
+      top[h] = max_nan(a, b);
+      top[h] = max_nan(top[h], __shfl_xor_sync(0xffffffffu, top[h], 1));
+      top[h] = max_nan(top[h], __shfl_xor_sync(0xffffffffu, top[h], 2));
+    }
+    const bool enough = top[0] <= base[0] + slack && top[1] <= base[1] + slack;  // false for NaN
+    if (__all_sync(0xffffffffu, enough)) return false;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const float raised = max_nan(base[h], top[h]);
+      factor[h] = raised == __int_as_float(0xff800000) ? 1.0f : exp2_unit((base[h] - raised) * scale_log2);
+      base[h] = raised;
+      sum[h] *= factor[h];
+    }
+    return true;
+  }
+  __device__ __forceinline__ void weigh(float (&s)[64], float scale_log2) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const float shift = base[h] == __int_as_float(0xff800000) ? 0.0f : base[h] * scale_log2;
+      float odd = 0;
+#pragma unroll
+      for (int j = 0; j < 16; ++j) {
+        float* pair = s + 4 * j + 2 * h;
+#pragma unroll
+        for (int c = 0; c < 2; ++c) {
+          const float x = fmaf(pair[c], scale_log2, -shift);
+          pair[c] = j % 4 == 3 ? exp2_polynomial(x) : exp2_unit(x);
+        }
+        sum[h] += pair[0];
+        odd += pair[1];
+      }
+      sum[h] += odd;
+    }
+  }
+};
+
+// Accumulators are A fragments as they are: 16 keys are two groups of 8 columns.
+__device__ __forceinline__ void pack(uint32_t (&weights)[8][4], const float (&s)[64]) {
+#pragma unroll
+  for (int i = 0; i < 32; ++i) weights[i / 4][i % 4] = pack_bf16x2(s[2 * i], s[2 * i + 1]);
+}
+
+// Value rows from `first` on become zeros: what lies there may be NaN, and 0 * NaN is NaN. All consumers may do it to
+// the same block, which is harmless.
+template <class C>
+__device__ __forceinline__ void clear_values(uint8_t* block, int first, int group) {
+  for (int i = first * 8 + threadIdx.x % 128; i < kKeys * 8; i += 128) {
+#pragma unroll
+    for (int column = 0; column < C::kColumns; ++column) {
+      *reinterpret_cast<uint4*>(block + column * kKeyColumnBytes + i * 16) = make_uint4(0, 0, 0, 0);
+    }
+  }
+  fence_shared_for_async();
+  sync_group(group);
+}
+
+// Four lanes have 4 words each: word i of lane c becomes word c of lane i.
+__device__ __forceinline__ void transpose_quad(uint32_t (&word)[4]) {
+  const int lane = threadIdx.x % 4;
+#pragma unroll
+  for (int bit = 1; bit <= 2; bit *= 2) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if (i & bit) continue;
+      const uint32_t sent = (lane & bit) ? word[i] : word[i | bit];
+      const uint32_t received = __shfl_xor_sync(0xffffffffu, sent, bit);
+      word[(lane & bit) ? i : i | bit] = received;
+    }
+  }
+}
+
+// The thread has columns 8 j + 2 (t % 4) + {0, 1} of its two rows; after exchanges in fours, 16 bytes of a row.
+template <class C>
+__device__ __forceinline__ void store_rows(const PrefillParams& params, const PrefillTile& tile, int head, int first,
+                                           const float (&o)[C::kColumns * 32], const float (&sum)[2]) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    float total = sum[h] + __shfl_xor_sync(0xffffffffu, sum[h], 1);
+    total += __shfl_xor_sync(0xffffffffu, total, 2);
+    const float inverse = 1.0f / total;
+    const int row = first + threadIdx.x % 128 / 32 * 16 + lane / 4 + 8 * h;
+    const int token = row / params.group;
+    const int64_t q_row = int64_t{tile.q_begin + token} * params.num_kv_heads * params.group + head * params.group +
+                          (row - token * params.group);
+    Bf16* out = params.out + q_row * (C::kColumns * 64);
+#pragma unroll
+    for (int a = 0; a < C::kColumns * 2; ++a) {
+      uint32_t word[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int j = 4 * a + i;
+        word[i] = pack_bf16x2(o[4 * j + 2 * h] * inverse, o[4 * j + 2 * h + 1] * inverse);
+      }
+      transpose_quad(word);
+      if (token < tile.q_len) {
+        *reinterpret_cast<uint4*>(out + (4 * a + lane % 4) * 8) = make_uint4(word[0], word[1], word[2], word[3]);
+      }
+    }
+  }
+}
+
+template <class C>
+struct Consumer {
+  const PrefillParams& params;
+  const Shared<C>& shared;
+  Ring<C::kStages> key_ring, value_ring;
+
+  __device__ __forceinline__ void release(uint64_t* barrier) const {
+    if (threadIdx.x % 32 == 0) barrier_arrive(barrier);
+  }
+  __device__ __forceinline__ void wait_keys() const {
+    barrier_wait(shared.keys_full + key_ring.stage, key_ring.parity);
+  }
+  __device__ __forceinline__ void wait_values() const {
+    barrier_wait(shared.values_full + value_ring.stage, value_ring.parity);
+  }
+  __device__ __forceinline__ void release_keys() {
+    release(shared.keys_empty + key_ring.stage);
+    key_ring.advance();
+  }
+  __device__ __forceinline__ void release_values() {
+    release(shared.values_empty + value_ring.stage);
+    value_ring.advance();
+  }
+  // A block that none of this warpgroup's rows sees. Waiting first keeps its arrivals in their phases.
+  __device__ __forceinline__ void skip_block() {
+    wait_keys();
+    release_keys();
+    wait_values();
+    release_values();
+  }
+  __device__ __forceinline__ uint64_t keys() const {
+    return swizzled_descriptor(shared.keys + key_ring.stage * C::kBlockBytes);
+  }
+  __device__ __forceinline__ uint64_t values() const {
+    return value_descriptor(shared.values + value_ring.stage * C::kBlockBytes);
+  }
+
+  // Rows [first, first + 64) of the tile over its `blocks` blocks of keys, from the last, which holds the diagonal, to
+  // block 0. Logits of block n are computed while the values of block n + 1 are summed, and become weights meanwhile.
+  __device__ __forceinline__ void run(const PrefillTile& tile, int head, int first, int group, int blocks,
+                                      const uint8_t* queries) {
+    constexpr int kOutputs = C::kColumns * 32;
+    const int cached = tile.kv_len - tile.q_len, last_row = tile.q_len * params.group - 1;
+    const int row = first + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
+    const int fewest = cached + first / params.group + 1;  // keys that the first row sees
+    const float slack = kSlackLog2 / params.scale_log2;
+    const uint64_t q = swizzled_descriptor(queries);
+    float s[64], o[kOutputs], factor[2];
+    uint32_t weights[8][4];
+    Softmax softmax;
+    softmax.reset();
+#pragma unroll
+    for (int i = 0; i < kOutputs; ++i) o[i] = 0;
+
+    const auto mask_block = [&](int n) {
+      if ((n + 1) * kKeys <= fewest) return;
+      const int limit[2] = {cached + min(row, last_row) / params.group + 1 - n * kKeys,
+                            cached + min(row + 8, last_row) / params.group + 1 - n * kKeys};
+      mask(s, limit);
+    };
+    if (blocks * kKeys > tile.kv_len) {
+      wait_values();
+      clear_values<C>(shared.values + value_ring.stage * C::kBlockBytes, tile.kv_len - (blocks - 1) * kKeys, group);
+    }
+    wait_keys();
+    wgmma_fence();
+    issue_logits<C>(s, q, keys());
+    wgmma_commit();
+    wgmma_wait<0>();
+    wgmma_pin(s);
+    release_keys();
+    mask_block(blocks - 1);
+    softmax.raise(s, slack, params.scale_log2, factor);
+    softmax.weigh(s, params.scale_log2);
+    pack(weights, s);
+
+    for (int n = blocks - 2; n >= 0; --n) {
+      wait_keys();
+      wgmma_pin(o);
+      pin(weights);
+      wgmma_fence();
+      issue_logits<C>(s, q, keys());
+      wgmma_commit();
+      wait_values();
+      wgmma_fence();
+      issue_values<C>(o, weights, values());
+      wgmma_commit();
+      wgmma_wait<1>();
+      wgmma_pin(s);
+      release_keys();
+      mask_block(n);
+      const bool raised = softmax.raise(s, slack, params.scale_log2, factor);
+      softmax.weigh(s, params.scale_log2);
+      wgmma_wait<0>();
+      wgmma_pin(o);
+      pin(weights);
+      release_values();
+      if (raised) {
+#pragma unroll
+        for (int i = 0; i < kOutputs; ++i) o[i] *= factor[i / 2 % 2];
+      }
+      pack(weights, s);
+    }
+    wait_values();
+    wgmma_pin(o);
+    pin(weights);
+    wgmma_fence();
+    issue_values<C>(o, weights, values());
+    wgmma_commit();
+    wgmma_wait<0>();
+    wgmma_pin(o);
+    pin(weights);
+    release_values();
+    store_rows<C>(params, tile, head, first, o, softmax.sum);
+  }
+};
+
+template <class C>
+__device__ __forceinline__ void consume(const PrefillParams& params, const Shared<C>& shared) {
+  const int group = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x / 128) - 1, 0);  // known to be uniform
+  uint8_t* buffers = shared.queries + group * 2 * C::kQueryBytes;
+  Consumer<C> consumer = {params, shared, {}, {}};
+  int item = item_of(0);
+  if (item < params.num_items) load_queries<C>(params, item, group, buffers);
+  for (int round = 0; item < params.num_items; ++round) {
+    const PrefillTile& tile = params.tiles[item / params.num_kv_heads];
+    uint8_t* queries = buffers + (round & 1) * C::kQueryBytes;
+    // This tile's queries, loaded by all threads during the last one, are in place; the other buffer is free, because
+    // everyone here is through with the last tile.
+    copy_async_commit();
+    copy_async_wait<0>();
+    fence_shared_for_async();
+    sync_group(group);
+    const int next = item_of(round + 1);
+    if (next < params.num_items) load_queries<C>(params, next, group, buffers + (~round & 1) * C::kQueryBytes);
+    const int first = tile.first + group * kGroupRows, packed_rows = tile.q_len * params.group;
+    int blocks = 0;
+    if (first < packed_rows) {
+      const int last_token = (min(first + kGroupRows, packed_rows) - 1) / params.group;
+      blocks = (tile.kv_len - tile.q_len + last_token + kKeys) / kKeys;
+    }
+    for (int n = (tile.num_keys + kKeys - 1) / kKeys; n > blocks; --n) consumer.skip_block();
+    if (blocks > 0) consumer.run(tile, item % params.num_kv_heads, first, group, blocks, queries);
+    item = next;
+  }
+}
+
+template <int kHeadDim, bool kF8>
+__global__ void __launch_bounds__(Config<kHeadDim, kF8>::kThreads, 1)
+    kernel(const PrefillParams params, const __grid_constant__ CUtensorMap map) {
+  using C = Config<kHeadDim, kF8>;
+  extern __shared__ uint8_t memory[];
+  const Shared<C> shared(memory);
+  if (threadIdx.x == 0) shared.init_barriers();
+  __syncthreads();
+  wait_for_inputs();
+  let_next_start();
+  if (threadIdx.x < 128) {
+    give_registers<C::kFeederRegisters>();
+    if constexpr (kF8) {
+      feed_f8<kHeadDim>(params, shared);
+    } else {
+      if (threadIdx.x < 32) feed_bf16(params, &map, shared);
+    }
+  } else {
+    take_registers<C::kConsumerRegisters>();
+    consume(params, shared);
+  }
+}
+
+}  // namespace prefill
+
+template <int kHeadDim, bool kF8>
+void launch_prefill(CudaStream stream, int32_t blocks, const PrefillParams& params, const CUtensorMap& map) {
+  using C = prefill::Config<kHeadDim, kF8>;
+  launch_overlapped(prefill::kernel<kHeadDim, kF8>,
+                    {.grid = dim3(blocks), .block = dim3(C::kThreads), .shared_bytes = C::kSharedBytes}, stream, params,
+                    map);
+}
+
+}  // namespace vayu::ops
