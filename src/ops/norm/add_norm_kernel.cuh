@@ -37,9 +37,9 @@ __device__ __forceinline__ LanePair load_pair(const ExpertRows& experts, int64_t
 
 // sum[e] += weight of pair j * rows[row of pair j][column + e], j ascending. All lanes of a warp come here; those that
 // are not `inside` read nothing. An absent pair adds zero times zero.
+template <int kChunk>
 __device__ __forceinline__ void add_experts(const ExpertRows& experts, const LanePair& pair, int64_t hidden, int column,
                                             bool inside, float (&sum)[8]) {
-  constexpr int kChunk = 8;
   for (int first = 0; first < experts.top_k; first += kChunk) {
     Bytes16 rows[kChunk] = {};
 #pragma unroll
@@ -74,30 +74,38 @@ __device__ __forceinline__ SumAndPeak block_sum_and_peak(float sum, uint32_t pea
   return {warp_sum(mine.x), __uint_as_float(__reduce_max_sync(0xffffffffu, __float_as_uint(mine.y)))};
 }
 
-// s of eight columns, as floats that are exact BF16; zeros when not `inside`. Stored back unless a list picks the rows.
-template <bool kExperts>
-__device__ __forceinline__ void add_row(const AddNormArgs& args, const ExpertRows& experts, const LanePair& pair,
-                                        int64_t source, int column, bool inside, float (&s)[8]) {
+struct Loaded {
+  Bytes16 residual = {};
+  Bytes16 delta = {};
+};
+__device__ __forceinline__ Loaded load_row(const AddNormArgs& args, int64_t source, int column, bool inside) {
+  Loaded loaded;
   const int64_t at = source * args.hidden + column;
-  float added[8] = {};
-  if (inside) load_bf16x8(args.residual + at, s);
+  if (inside) loaded.residual = *reinterpret_cast<const Bytes16*>(args.residual + at);
+  if (inside && args.delta) loaded.delta = *reinterpret_cast<const Bytes16*>(args.delta + at);
+  return loaded;
+}
+
+// s of eight columns, as floats that are exact BF16; zeros when not `inside`. Stored back unless a list picks the rows.
+template <bool kExperts, int kChunk>
+__device__ __forceinline__ void add_row(const AddNormArgs& args, const ExpertRows& experts, const LanePair& pair,
+                                        const Loaded& loaded, int64_t source, int column, bool inside, float (&s)[8]) {
+  float sum[8] = {};
+  if constexpr (kExperts) add_experts<kChunk>(experts, pair, args.hidden, column, inside, sum);
+  float delta[8];
+  unpack_bf16x8(loaded.residual, s);
+  unpack_bf16x8(loaded.delta, delta);
   if (!kExperts && !args.delta) return;
-  if (inside && args.delta) load_bf16x8(args.delta + at, added);
-  if constexpr (kExperts) {
-    float sum[8] = {};
-    add_experts(experts, pair, args.hidden, column, inside, sum);
-#pragma unroll
-    for (int e = 0; e < 8; ++e) added[e] = sum[e] + added[e];
-  }
   Bytes16 packed;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    packed.word[i] = pack_bf16x2(s[2 * i] + added[2 * i], s[2 * i + 1] + added[2 * i + 1]);
+    packed.word[i] =
+        pack_bf16x2(s[2 * i] + (sum[2 * i] + delta[2 * i]), s[2 * i + 1] + (sum[2 * i + 1] + delta[2 * i + 1]));
     const float2 rounded = unpack_bf16x2(packed.word[i]);
     s[2 * i] = rounded.x;
     s[2 * i + 1] = rounded.y;
   }
-  if (inside && !args.row_ids) *reinterpret_cast<Bytes16*>(args.residual + at) = packed;
+  if (inside && !args.row_ids) *reinterpret_cast<Bytes16*>(args.residual + source * args.hidden + column) = packed;
 }
 
 // Blocks of 512 threads that share a multiprocessor: 32, 64 or 128 registers a thread.
@@ -109,6 +117,7 @@ constexpr int add_norm_blocks(int vectors, bool experts) {
 template <int kVectors, bool kExperts>
 __global__ void __launch_bounds__(512, add_norm_blocks(kVectors, kExperts))
     add_norm_kernel(AddNormArgs args, ExpertRows experts) {
+  constexpr int kChunk = kVectors > 2 ? 4 : 8;  // rows of experts read together: what the registers hold
   __shared__ float2 partial[32];
   const int64_t row = blockIdx.x;
   const auto column = [&](int i) { return static_cast<int>(threadIdx.x + i * blockDim.x) * 8; };
@@ -122,12 +131,18 @@ __global__ void __launch_bounds__(512, add_norm_blocks(kVectors, kExperts))
   wait_for_inputs();
   const int64_t source = args.row_ids ? args.row_ids[row] : row;
   const LanePair pair = kExperts ? load_pair(experts, source) : LanePair{};
+  Loaded loaded[kVectors];  // all of them before the first store, behind which no load may move up
+#pragma unroll
+  for (int i = 0; i < kVectors; ++i) {
+    loaded[i] = load_row(args, source, column(i), column(i) < args.hidden && source >= 0);
+  }
   float squares = 0;
   uint32_t peak = 0;
 #pragma unroll
   for (int i = 0; i < kVectors; ++i) {
-    float s[8] = {};
-    add_row<kExperts>(args, experts, pair, source, column(i), column(i) < args.hidden && source >= 0, s);
+    float s[8];
+    const bool inside = column(i) < args.hidden && source >= 0;
+    add_row<kExperts, kChunk>(args, experts, pair, loaded[i], source, column(i), inside, s);
 #pragma unroll
     for (int e = 0; e < 8; ++e) {
       squares = fmaf(s[e], s[e], squares);

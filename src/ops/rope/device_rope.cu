@@ -13,10 +13,6 @@
 namespace vayu::ops {
 namespace {
 
-struct Vectors {
-  Bytes16 near, far;
-};
-
 __device__ __forceinline__ void norm_slice(float (&near)[8], float (&far)[8], const HeadSlice& slice,
                                            const float* weight, float scale) {
   float w[8];
@@ -54,11 +50,8 @@ __global__ void __launch_bounds__(kMaxRopeWarps * 32, 4)
     const int head = first + static_cast<int>(threadIdx.x) / shape.lanes;
     const bool mine = holds && head < num_heads;
     Bf16* const x = row + head * shape.head_dim;
-    Vectors loaded = {};
-    if (mine) {
-      loaded.near = *reinterpret_cast<const Bytes16*>(x + slice.near);
-      loaded.far = *reinterpret_cast<const Bytes16*>(x + slice.far);
-    }
+    HeadVectors loaded;
+    if (mine) loaded = load_head(x, slice);
     if (!filled) {
       fill_turns(turns, args.rotation, shape.head_dim, args.positions[token]);
       __syncthreads();

@@ -74,6 +74,17 @@ __device__ __forceinline__ HeadSlice head_slice(int lane, int head_dim, int rota
   return {rotary_dim + behind * 16, rotary_dim + behind * 16 + 8, half, half};
 }
 
+struct HeadVectors {
+  Bytes16 near = {};
+  Bytes16 far = {};
+};
+__device__ __forceinline__ HeadVectors load_head(const Bf16* head, const HeadSlice& slice) {
+  HeadVectors loaded;
+  loaded.near = *reinterpret_cast<const Bytes16*>(head + slice.near);
+  loaded.far = *reinterpret_cast<const Bytes16*>(head + slice.far);
+  return loaded;
+}
+
 __device__ __forceinline__ void rotate_pair(float& a, float& b, float cos, float sin) {
   const float rotated = a * cos - b * sin;
   b = b * cos + a * sin;

@@ -12,19 +12,21 @@
 namespace vayu::ops {
 namespace {
 
-// One warp: sums the squares, then reads the latent again (from the first-level cache) and writes it normed.
-__device__ __forceinline__ void write_latent(const DeviceMlaRopeKvWriteArgs& args, const Bf16* latent, int32_t slot) {
-  const int first = static_cast<int>(threadIdx.x % 32) * 8;
-  float x[8], w[8];
+// The latent belongs to one warp, which reads it twice (from the first-level cache the second time).
+__device__ __forceinline__ float latent_scale(const DeviceMlaRopeKvWriteArgs& args, const Bf16* latent) {
   float squares = 0;
-  for (int i = first; i < args.kv.latent_dim; i += 256) {
+  for (int i = static_cast<int>(threadIdx.x % 32) * 8; i < args.kv.latent_dim; i += 256) {
+    float x[8];
     load_bf16x8(latent + i, x);
 #pragma unroll
     for (int e = 0; e < 8; ++e) squares = fmaf(x[e], x[e], squares);
   }
-  const float scale = norm_scale(warp_sum(squares), args.kv.latent_dim, args.norm_eps);
-  if (slot < 0) return;
-  for (int i = first; i < args.kv.latent_dim; i += 256) {
+  return norm_scale(warp_sum(squares), args.kv.latent_dim, args.norm_eps);
+}
+__device__ __forceinline__ void write_latent(const DeviceMlaRopeKvWriteArgs& args, const Bf16* latent, int32_t slot,
+                                             float scale) {
+  for (int i = static_cast<int>(threadIdx.x % 32) * 8; i < args.kv.latent_dim; i += 256) {
+    float x[8], w[8];
     load_bf16x8(latent + i, x);
     load_float8(args.latent_norm + i, w);
 #pragma unroll
@@ -33,19 +35,20 @@ __device__ __forceinline__ void write_latent(const DeviceMlaRopeKvWriteArgs& arg
   }
 }
 
+// `part`: a head, or the number of heads for the shared key.
+__device__ __forceinline__ Bf16* rotated_part(const DeviceMlaRopeKvWriteArgs& args, Bf16* row, int part) {
+  const int q_dim = args.nope_dim + args.rotation.rotary_dim;
+  return row + part * q_dim + (part < args.num_heads ? args.nope_dim : args.kv.latent_dim);
+}
+
 template <bool kInterleaved>
-__device__ __forceinline__ void rotate_part(const DeviceMlaRopeKvWriteArgs& args, int64_t token, int part,
-                                            const HeadSlice& slice, const float2* turns, int32_t slot) {
-  const bool is_key = part == args.num_heads;
-  const int rope_dim = args.rotation.rotary_dim;
-  const int q_dim = args.nope_dim + rope_dim;
-  const int in_row = is_key ? args.num_heads * q_dim + args.kv.latent_dim : part * q_dim + args.nope_dim;
-  Bf16* const x = args.q_kv + token * (args.num_heads * q_dim + args.kv.head_dim) + in_row;
+__device__ __forceinline__ void rotate_part(const DeviceMlaRopeKvWriteArgs& args, const HeadVectors& loaded, Bf16* x,
+                                            int part, const HeadSlice& slice, const float2* turns, int32_t slot) {
   float near[8], far[8];
-  load_bf16x8(x + slice.near, near);
-  load_bf16x8(x + slice.far, far);
+  unpack_bf16x8(loaded.near, near);
+  unpack_bf16x8(loaded.far, far);
   rotate_slice<kInterleaved>(near, far, slice, turns);
-  if (is_key) {
+  if (part == args.num_heads) {
     if (slot < 0) return;
     const int64_t at = int64_t{slot} * args.kv.head_dim + args.kv.latent_dim;
     store_kv8(args.kv, at + slice.near, near);
@@ -55,32 +58,41 @@ __device__ __forceinline__ void rotate_part(const DeviceMlaRopeKvWriteArgs& args
   store_bf16x8(x + slice.near, near);
   store_bf16x8(x + slice.far, far);
   if (!args.q_latent) return;
-  Bf16* const copy = args.q_latent + (token * args.num_heads + part) * args.kv.head_dim + args.kv.latent_dim;
+  const int64_t head = int64_t{blockIdx.x} * args.num_heads + part;
+  Bf16* const copy = args.q_latent + head * args.kv.head_dim + args.kv.latent_dim;
   store_bf16x8(copy + slice.near, near);
   store_bf16x8(copy + slice.far, far);
 }
 
-// The last warp has the latent; the threads before it share the rotated parts.
+// The last warp has the latent; the threads before it share the rotated parts, the first of which is loaded before the
+// block waits for the turns.
 template <bool kInterleaved>
 __global__ void __launch_bounds__((kMaxRopeWarps + 1) * 32, 3)
     mla_kernel(DeviceMlaRopeKvWriteArgs args, HeadShape shape) {
   __shared__ __align__(16) float2 turns[kMaxRotatedDim / 2];
-  const int lane = static_cast<int>(threadIdx.x) % shape.lanes;
+  const int thread = static_cast<int>(threadIdx.x), workers = static_cast<int>(blockDim.x) - 32;
+  const int lane = thread % shape.lanes;
   const HeadSlice slice = head_slice<kInterleaved>(lane, shape.head_dim, shape.head_dim);
-  const int workers = static_cast<int>(blockDim.x) - 32;
+  const int heads_dim = args.num_heads * (args.nope_dim + args.rotation.rotary_dim);
+  const bool is_worker = thread < workers;
   wait_for_inputs();
-  const int64_t token = blockIdx.x;
-  const int32_t slot = args.slot_mapping[token];
-  fill_turns(turns, args.rotation, shape.head_dim, args.positions[token]);
+
+  const int32_t slot = args.slot_mapping[blockIdx.x];
+  Bf16* const row = args.q_kv + int64_t{blockIdx.x} * (heads_dim + args.kv.head_dim);
+  const bool holds = is_worker && lane * 16 < shape.head_dim;
+  int part = thread / shape.lanes;
+  HeadVectors loaded;
+  if (holds && part <= args.num_heads) loaded = load_head(rotated_part(args, row, part), slice);
+  const float scale = is_worker ? 0.0f : latent_scale(args, row + heads_dim);
+  fill_turns(turns, args.rotation, shape.head_dim, args.positions[blockIdx.x]);
   __syncthreads();
   let_next_start();
-  if (static_cast<int>(threadIdx.x) >= workers) {
-    const int q_dim = args.num_heads * (args.nope_dim + args.rotation.rotary_dim);  // of all heads
-    return write_latent(args, args.q_kv + token * (q_dim + args.kv.head_dim) + q_dim, slot);
-  }
-  if (lane * 16 >= shape.head_dim) return;
-  for (int part = static_cast<int>(threadIdx.x) / shape.lanes; part <= args.num_heads; part += workers / shape.lanes) {
-    rotate_part<kInterleaved>(args, token, part, slice, turns, slot);
+  if (!is_worker && slot >= 0) write_latent(args, row + heads_dim, slot, scale);
+  if (!holds) return;
+  while (part <= args.num_heads) {
+    rotate_part<kInterleaved>(args, loaded, rotated_part(args, row, part), part, slice, turns, slot);
+    part += workers / shape.lanes;
+    if (part <= args.num_heads) loaded = load_head(rotated_part(args, row, part), slice);
   }
 }
 
