@@ -1,0 +1,239 @@
+// The producers of the GEMM kernel: one warpgroup. Thread 0 has the copy engine fetch the weight and, when the rows of
+// x lie together, those too (a pair of blocks shares them: each fetches half for both). When x_rows scatters them, all
+// 128 threads gather 16-byte pieces. Warps 1 to 3 look up what the consumers need to know of a tile, and make the
+// factors of scales along K.
+#pragma once
+
+#include "ops/gemm/device_gemm_shared.cuh"
+
+namespace vayu::ops {
+
+struct Tile {
+  int32_t group;
+  int32_t row0;   // of the weight, within the group
+  int32_t first;  // of the row list
+  int32_t count;
+  int32_t width;
+  bool alone;  // no other tile of x meets this part of the weight
+};
+
+__device__ __forceinline__ Tile find_tile(const GemmShape& shape, const GemmFixed& fixed, int32_t unit, int32_t rank) {
+  Tile tile;
+  tile.group = find_group(fixed.first_unit, shape.num_groups, unit);
+  const int32_t rows = fixed.indptr[tile.group + 1] - fixed.indptr[tile.group];
+  const GroupTiles cut = cut_group(rows, shape.max_width);
+  const int32_t row_units = divide_up(shape.rows_per_group, kTileRows * shape.cluster);
+  const UnitPlace place = place_unit(unit - fixed.first_unit[tile.group], cut.count, row_units);
+  tile.row0 = (place.row_unit * shape.cluster + rank) * kTileRows;
+  tile.first = fixed.indptr[tile.group] + place.tile * cut.width;
+  tile.count = min(cut.width, rows - place.tile * cut.width);
+  tile.width = divide_up(tile.count, kTileWidthStep) * kTileWidthStep;
+  tile.alone = cut.count == 1;
+  return tile;
+}
+
+// Whole tables for the block, once: group_indptr, and the first unit of each group.
+__device__ __forceinline__ void list_units(const GemmShape& shape, GemmFixed& fixed) {
+  for (int32_t i = threadIdx.x; i <= shape.num_groups; i += kGemmThreads) {
+    fixed.indptr[i] = shape.group_indptr != nullptr ? shape.group_indptr[i] : i * shape.num_rows;
+  }
+  __syncthreads();
+  if (threadIdx.x >= 32) return;
+  const int32_t lane = threadIdx.x;
+  const int32_t row_units = divide_up(shape.rows_per_group, kTileRows * shape.cluster);
+  if (lane == 0) fixed.first_unit[0] = 0;
+  int32_t before = 0;
+  for (int32_t base = 0; base < shape.num_groups; base += 32) {
+    const int32_t group = base + lane;
+    int32_t sum = 0;
+    if (group < shape.num_groups) {
+      sum = cut_group(fixed.indptr[group + 1] - fixed.indptr[group], shape.max_width).count * row_units;
+    }
+#pragma unroll
+    for (int offset = 1; offset < 32; offset *= 2) {
+      const int32_t other = __shfl_up_sync(0xffffffffu, sum, offset);
+      if (lane >= offset) sum += other;
+    }
+    if (group < shape.num_groups) fixed.first_unit[group + 1] = before + sum;
+    before += __shfl_sync(0xffffffffu, sum, 31);
+  }
+}
+
+// Waits, before the next tile's facts overwrite those of the tile before last, until the consumers are done with them.
+__device__ __forceinline__ void publish_tile(const GemmShape& shape, GemmFixed& fixed, const Tile& tile,
+                                             uint32_t turn) {
+  TileInfo& info = fixed.info[turn % 2];
+  const int32_t thread = threadIdx.x - 32;
+  float scale[2] = {1.0f, 1.0f};
+  int32_t out_row[2] = {0, 0};
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int32_t column = thread + i * kInfoThreads;
+    if (column >= tile.count) continue;
+    const int32_t row = tile.first + column;
+    if (shape.x_row_scales) scale[i] = shape.x_scales[shape.x_rows != nullptr ? shape.x_rows[row] : row];
+    out_row[i] = shape.y_rows != nullptr ? shape.y_rows[row] : row;
+  }
+  barrier_wait(&fixed.info_empty[turn % 2], (turn / 2 % 2) ^ 1);
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int32_t column = thread + i * kInfoThreads;
+    info.x_scale[column] = scale[i];
+    info.out_row[column] = out_row[i];
+    info.peak[column] = 0;
+  }
+  if (thread == 0) {
+    info.row0 = tile.row0;
+    info.group = tile.group;
+    info.count = tile.count;
+    info.width = tile.width;
+  }
+  barrier_arrive(&fixed.info_full[turn % 2]);
+}
+
+__device__ __forceinline__ void fetch_x(const GemmMaps& maps, const GemmShape& shape, const GemmShared& shared,
+                                        const Tile& tile, uint32_t stage, int32_t column, int32_t rank) {
+  const int32_t rows = tile.width / shape.cluster;  // this block's share: a multiple of 8
+  const int32_t begin = rank * rows;
+  uint64_t* barrier = &shared.fixed->full[stage];
+  uint8_t* x = shared.x(stage);
+  for (int32_t r = begin; r < begin + rows;) {
+    const bool large = begin + rows - r >= 32;
+    const CUtensorMap* map = large ? &maps.x32 : &maps.x8;
+    if (shape.cluster == 2) {
+      copy_tile_to_both(map, barrier, x + r * 128, column, tile.first + r, kEvictNormal);
+    } else {
+      copy_tile(map, barrier, x + r * 128, column, tile.first + r, kEvictNormal);
+    }
+    r += large ? 32 : 8;
+  }
+}
+
+__device__ __forceinline__ void fetch_tiles(const GemmMaps& maps, const GemmShape& shape, const GemmShared& shared,
+                                            const Tile& tile, uint32_t stage, int32_t step, int32_t rank) {
+  const bool gather = shape.x_rows != nullptr;
+  uint64_t* barrier = &shared.fixed->full[stage];
+  barrier_arrive_expect(barrier, kWeightBytes + (gather ? 0 : tile.width * 128));
+  copy_tile(&maps.weight, barrier, shared.weight(stage), step * 128, tile.group * shape.rows_per_group + tile.row0,
+            tile.alone ? kEvictFirst : kEvictNormal);
+  if (!gather) fetch_x(maps, shape, shared, tile, stage, step * 128, rank);
+}
+
+// Thread t fetches piece t % 8 of rows t / 8, t / 8 + 16, ...; pieces past the end of a row are zeros. Columns that
+// only round the width up repeat the last row.
+__device__ __forceinline__ void gather_rows(const GemmShape& shape, const GemmShared& shared, const Tile& tile,
+                                            uint32_t stage, int32_t step) {
+  const int32_t piece = threadIdx.x % 8;
+  const int32_t column = step * 128 + piece * 16;
+  const uint32_t bytes = column < shape.row_bytes ? 16 : 0;
+  const uint8_t* x = shape.x + (bytes != 0 ? column : 0);
+  const uint32_t out = shared_address(shared.x(stage));
+#pragma unroll 4
+  for (int32_t r = threadIdx.x / 8; r < tile.width; r += kProducerThreads / 8) {
+    const int32_t row = shape.x_rows[tile.first + min(r, tile.count - 1)];
+    copy_async16(out + swizzled_offset(r, piece), x + static_cast<int64_t>(row) * shape.row_bytes, bytes);
+  }
+}
+
+// Scales along K without a second set of accumulators: with the scale s[g] of a column in group g of K, the sum over g
+// of s[g] P[g] is kept as acc = (s[0] P[0] + ... + s[g] P[g]) / s[g]. After the products of group g are added, acc is
+// multiplied by s[g] / s[g + 1], and after the last by s[last]. A scale below 2^-80 of the largest so far counts as
+// that: acc stays below 2^110, and what is misjudged is far below the last bit of the row's other groups.
+class ScaleChain {
+ public:
+  // The rows of a tile of this thread, and the first scales.
+  __device__ void start(const GemmShape& shape, const Tile& tile) {
+    const int32_t block = (tile.group * shape.rows_per_group + tile.row0) / kScaleGroup;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int32_t column = threadIdx.x - 32 + i * kInfoThreads;
+      const int32_t row = tile.first + min(column, tile.count - 1);
+      x_[i] = (shape.x_rows != nullptr ? shape.x_rows[row] : row) * shape.steps;
+      weight_[i] = min(block + i, shape.weight_blocks - 1) * shape.steps;
+#pragma unroll
+      for (int w = 0; w < 2; ++w) peak_[i][w] = 0;
+    }
+    load(shape, 0);
+    advance(scale_);
+    if (shape.steps > 1) load(shape, 1);
+  }
+  // Writes the factors of this thread's rows behind group `step`.
+  __device__ void write(const GemmShape& shape, StageFactors& out, int32_t step) {
+    float next[2][2];
+    const bool last = step + 1 == shape.steps;
+    if (!last) advance(next);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int32_t column = threadIdx.x - 32 + i * kInfoThreads;
+#pragma unroll
+      for (int w = 0; w < 2; ++w) {
+        out.factor[w][column % 8 / 2][column / 8 * 2 + column % 2] = last ? scale_[i][w] : scale_[i][w] / next[i][w];
+        if (!last) scale_[i][w] = next[i][w];
+      }
+    }
+    if (step + 2 < shape.steps) load(shape, step + 2);
+  }
+
+ private:
+  __device__ void load(const GemmShape& shape, int32_t step) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      if (shape.x_group_scales) x_scale_[i] = shape.x_scales[x_[i] + step];
+      if (shape.block_scales) weight_scale_[i] = shape.weight_scales[weight_[i] + step];
+    }
+  }
+  __device__ void advance(float (&scale)[2][2]) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+#pragma unroll
+      for (int w = 0; w < 2; ++w) {
+        const float raw = x_scale_[i] * weight_scale_[w];
+        peak_[i][w] = raw > peak_[i][w] ? raw : peak_[i][w];  // NaN passes by and stays in `scale`
+        const float floor = fmaxf(peak_[i][w] * 0x1p-80f, 0x1p-120f);
+        scale[i][w] = raw < floor ? floor : raw;
+      }
+    }
+  }
+
+  int32_t x_[2];       // rows of scales of x: this thread's columns
+  int32_t weight_[2];  // rows of scales of the weight: the two warpgroups' blocks
+  float x_scale_[2] = {1.0f, 1.0f};
+  float weight_scale_[2] = {1.0f, 1.0f};
+  float peak_[2][2];  // [column][warpgroup]
+  float scale_[2][2];
+};
+
+template <bool kScaled>
+__device__ __forceinline__ void produce(const GemmMaps& maps, const GemmShape& shape, const GemmShared& shared) {
+  GemmFixed& fixed = *shared.fixed;
+  const int32_t rank = shape.cluster == 2 ? static_cast<int32_t>(cluster_rank()) : 0;
+  const bool informs = threadIdx.x >= 32;
+  const bool gather = shape.x_rows != nullptr;
+  const bool fills = threadIdx.x == 0 || gather || (kScaled && informs);
+  const int32_t units = fixed.first_unit[shape.num_groups];
+  const int32_t stride = gridDim.x / shape.cluster;
+  RingPlace place;
+  uint32_t turn = 0;
+  for (int32_t unit = blockIdx.x / shape.cluster; unit < units; unit += stride, ++turn) {
+    const Tile tile = find_tile(shape, fixed, unit, rank);
+    if (informs) publish_tile(shape, fixed, tile, turn);
+    if (!fills) continue;
+    ScaleChain chain;
+    if (kScaled && informs) chain.start(shape, tile);
+    for (int32_t step = 0; step < shape.steps; ++step, place.next(shape.stages)) {
+      barrier_wait(&fixed.empty[place.stage], place.phase ^ 1);
+      if (threadIdx.x == 0) fetch_tiles(maps, shape, shared, tile, place.stage, step, rank);
+      if (gather) {
+        gather_rows(shape, shared, tile, place.stage, step);
+        barrier_arrive_on_copies(&fixed.full[place.stage]);
+      }
+      if (kScaled && informs) {
+        chain.write(shape, shared.factors[place.stage], step);
+        barrier_arrive(&fixed.full[place.stage]);
+      }
+    }
+  }
+  if (informs) publish_tile(shape, fixed, Tile{}, turn);
+}
+
+}  // namespace vayu::ops
