@@ -1,0 +1,406 @@
+// Latent attention: one block a token (and split of its keys), whose 64 heads are the 64 rows of a wgmma tile, so that
+// decode rows and prefill chunks are the same to it.
+//
+// Two warpgroups work on a tile of 64 cache rows in shared memory (64 x 576 BF16 = 72 KiB, 128-byte swizzle, columns of
+// 64 apart by 8 KiB). Scores: each takes 32 of the keys (64 x 32, 16 floats a thread). Output: each takes 256 of the
+// 512 latent columns (64 x 256, 128 floats a thread) over all 64 keys, with the cache rows as the N-major operand: keys
+// and values are the same bytes. Threads with the same place in both warpgroups hold the same heads, so the maxima and
+// the weights cross by two short notes in shared memory from thread to thread, in the order of the wgmma operand.
+// Queries (72 KiB) and two tiles fill 216 KiB; notes 10 KiB. 8 rows of 3,650 tokens: 33 MB BF16, 8 us; 4 GFLOP, 5 us.
+//
+// FP8 cache rows land in two staging tiles of 36 KiB and become BF16 (exactly: E4M3 is a subset) in one full tile; each
+// thread converts what it copied itself. Rows a token does not see are zeros: 0 * NaN of a stale value would be NaN.
+//
+// With few tokens the keys of one are split such that the blocks fill the chip once; splits leave a normalised BF16
+// result with maximum and sum, which a second kernel weighs together. BF16 halves the 17 MB that FP32 would be for 128
+// splits; the error is that of the output's own rounding.
+#include <algorithm>
+
+#include "ops/attention/device_decode_tile.cuh"
+#include "ops/attention/device_mla.h"
+#include "ops/cuda/launch.cuh"
+#include "ops/cuda/require.h"
+#include "ops/cuda/sm90.cuh"
+#include "ops/cuda/vector.cuh"
+#include "ops/cuda/wgmma.cuh"
+
+namespace vayu::ops {
+namespace {
+
+constexpr int kThreads = 256, kWarps = kThreads / 32;
+constexpr int kMaxHeads = 64, kKeys = 64;
+constexpr int kColumnBytes = 64 * 128;  // 64 rows of 64 BF16
+constexpr int kColumns = 9;             // 576 / 64
+constexpr int kTileBytes = kColumns * kColumnBytes;
+constexpr int kSplitBlocks = 132;  // one on each SM of an H200
+constexpr int kMaxSplits = 64;
+constexpr float kNoKeys = -1;  // in place of a sum of weights
+constexpr int kCombineHeads = 4;
+
+struct MlaParams {
+  DeviceBatch batch;
+  int32_t num_heads, head_dim, latent_dim, num_splits;
+  const Bf16* q;
+  Bf16* out;
+  float scale_log2;
+  const uint8_t* pages;
+  Bf16* partials;  // (num_tokens, num_splits, num_heads, latent_dim)
+  float2* stats;   // (num_tokens, num_splits, num_heads): maximum, sum or kNoKeys
+};
+
+struct MlaShared {
+  char q[kTileBytes];
+  char tiles[2 * kTileBytes];  // BF16: two tiles. FP8: a tile, then two staging tiles of half the size.
+  uint32_t weights[kThreads][8];
+  float2 notes[kThreads];
+  int row;
+};
+
+// The row a token belongs to, -1 for none.
+__device__ __forceinline__ int find_row(const MlaParams& p, int token, int* shared_row) {
+  if (threadIdx.x == 0) *shared_row = -1;
+  __syncthreads();
+  for (int row = threadIdx.x; row < p.batch.num_rows; row += kThreads) {
+    if (p.batch.qo_indptr[row] <= token && token < p.batch.qo_indptr[row + 1]) *shared_row = row;
+  }
+  __syncthreads();
+  return *shared_row;
+}
+
+// Pages of the tile of keys, 0 for those that hold nothing visible.
+__device__ __forceinline__ void read_pages(const int32_t* table, int tile, int visible, int (&pages)[4]) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) pages[i] = tile * kKeys + 16 * i < visible ? table[tile * 4 + i] : 0;
+}
+
+// Chunk j (16 bytes of BF16) of row `row` of a tile.
+__device__ __forceinline__ uint32_t tile_offset(int row, int j) {
+  return (j >> 3) * kColumnBytes + swizzled_offset(row, j & 7);
+}
+
+// Where chunk j of row `row` of a staging tile lies: any place, since only the thread that wrote it reads it.
+__device__ __forceinline__ uint32_t staging_offset(int row, int j) { return (row * 36 + j) * 16; }
+
+// Starts the copy of 64 cache rows; warp w takes rows w, w + 8, ...
+template <bool kF8>
+__device__ __forceinline__ void start_copy(const MlaParams& p, uint32_t to, int tile, int visible,
+                                           const int (&pages)[4]) {
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int row_bytes = p.head_dim * (kF8 ? 1 : 2), chunks = row_bytes / 16;
+#pragma unroll
+  for (int i = 0; i < kKeys / kWarps; ++i) {
+    const int key = kWarps * i + warp;
+    const uint8_t* from = p.pages + (int64_t{pages[i / 2]} * 16 + key % 16) * row_bytes;
+    const uint32_t bytes = tile * kKeys + key < visible ? 16 : 0;
+#pragma unroll
+    for (int first = 0; first < (kF8 ? 36 : 72); first += 32) {
+      const int j = first + lane;
+      if (j < chunks) copy_async16(to + (kF8 ? staging_offset(key, j) : tile_offset(key, j)), from + j * 16, bytes);
+    }
+  }
+}
+
+__device__ __forceinline__ uint32_t f8x2_to_bf16x2(uint32_t low_half) {
+  const uint32_t half = f8x2_to_f16x2(low_half);
+  const float2 v = __half22float2(reinterpret_cast<const __half2&>(half));
+  return pack_bf16x2(v.x, v.y);
+}
+
+__device__ __forceinline__ void convert(const MlaParams& p, const char* staging, char* tile) {
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, chunks = p.head_dim / 16;
+#pragma unroll 1
+  for (int key = warp; key < kKeys; key += kWarps) {
+#pragma unroll
+    for (int first = 0; first < 36; first += 32) {
+      const int j = first + lane;
+      if (j >= chunks) continue;
+      uint32_t in[4], out[8];
+      load_words<4>(staging + staging_offset(key, j), in);
+#pragma unroll
+      for (int w = 0; w < 4; ++w) {
+        out[2 * w] = f8x2_to_bf16x2(in[w]);
+        out[2 * w + 1] = f8x2_to_bf16x2(in[w] >> 16);
+      }
+      *reinterpret_cast<uint4*>(tile + tile_offset(key, 2 * j)) = make_uint4(out[0], out[1], out[2], out[3]);
+      *reinterpret_cast<uint4*>(tile + tile_offset(key, 2 * j + 1)) = make_uint4(out[4], out[5], out[6], out[7]);
+    }
+  }
+}
+
+__device__ __forceinline__ void start_query_copy(const MlaParams& p, uint32_t to, int64_t token) {
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, chunks = p.head_dim / 8;
+#pragma unroll 1
+  for (int head = warp; head < kMaxHeads; head += kWarps) {
+    const bool exists = head < p.num_heads;
+    const Bf16* from = p.q + (token * p.num_heads + (exists ? head : 0)) * p.head_dim;
+    for (int j = lane; j < chunks; j += 32) copy_async16(to + tile_offset(head, j), from + j * 8, exists ? 16 : 0);
+  }
+}
+
+// The N-major operand: 16 keys from `rows` on, columns of 64 apart by kColumnBytes, groups of 8 keys by 1024.
+__device__ __forceinline__ uint64_t value_descriptor(const char* rows) {
+  const uint64_t address = (shared_address(rows) & 0x3FFFF) >> 4;
+  return address | (uint64_t{kColumnBytes >> 4} << 16) | (uint64_t{1024 >> 4} << 32) | (uint64_t{1} << 62);
+}
+
+// What a thread knows of its two heads ([h]: 16 * warp + lane / 4 + 8 h): its columns of the output, the maximum over
+// all keys so far and the sum of the weights of its own keys.
+struct MlaState {
+  float out[128];
+  float max[2], sum[2];
+};
+
+// One tile: scores of this warpgroup's 32 keys, weights of all 64, output of this warpgroup's 256 columns.
+__device__ __forceinline__ void attend(const MlaParams& p, MlaShared& shared, const char* tile, int group, int visible,
+                                       MlaState& state) {
+  const int c = threadIdx.x % 4, partner = threadIdx.x ^ 128;
+  float score[16];
+  const uint64_t q = swizzled_descriptor(shared.q), k = swizzled_descriptor(tile + group * 32 * 128);
+  const int steps = p.head_dim / 16;
+  wgmma_fence();
+#pragma unroll 4
+  for (int step = 0; step < steps; ++step) {
+    const uint64_t offset = (step >> 2) * (kColumnBytes >> 4) + (step & 3) * kDescriptorStep;
+    WgmmaBf16<32>::run(score, q + offset, k + offset, step > 0);
+  }
+  wgmma_commit();
+  wgmma_wait<0>();
+  wgmma_pin(score);
+
+  float peak[2];
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    peak[h] = -__int_as_float(0x7f800000);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+#pragma unroll
+      for (int u = 0; u < 2; ++u) {
+        float& s = score[4 * j + 2 * h + u];
+        if (group * 32 + 8 * j + 2 * c + u >= visible) s = -__int_as_float(0x7f800000);
+        peak[h] = fmaxf(peak[h], s);
+      }
+    }
+    peak[h] = fmaxf(peak[h], __shfl_xor_sync(0xffffffffu, peak[h], 1));
+    peak[h] = fmaxf(peak[h], __shfl_xor_sync(0xffffffffu, peak[h], 2));
+  }
+  shared.notes[threadIdx.x] = make_float2(peak[0], peak[1]);
+  __syncthreads();
+  const float2 other = shared.notes[partner];
+  float rescale[2];
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const float new_max = fmaxf(state.max[h], fmaxf(peak[h], h == 0 ? other.x : other.y) * p.scale_log2);
+    rescale[h] = exp2_fast(state.max[h] - new_max);
+    state.max[h] = new_max;
+    state.sum[h] *= rescale[h];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+#pragma unroll
+      for (int u = 0; u < 2; ++u) {
+        float& s = score[4 * j + 2 * h + u];
+        s = exp2_fast(fmaf(s, p.scale_log2, -new_max));
+        state.sum[h] += s;
+      }
+    }
+  }
+  uint32_t mine[2][4], others[2][4];
+#pragma unroll
+  for (int i = 0; i < 8; ++i) mine[i / 4][i % 4] = pack_bf16x2(score[2 * i], score[2 * i + 1]);
+#pragma unroll
+  for (int step = 0; step < 2; ++step) {
+    *reinterpret_cast<uint4*>(&shared.weights[threadIdx.x][4 * step]) =
+        make_uint4(mine[step][0], mine[step][1], mine[step][2], mine[step][3]);
+  }
+#pragma unroll
+  for (int i = 0; i < 128; ++i) state.out[i] *= rescale[i / 2 % 2];
+  __syncthreads();
+#pragma unroll
+  for (int step = 0; step < 2; ++step) {
+    load_words<4>(reinterpret_cast<const char*>(&shared.weights[partner][4 * step]), others[step]);
+  }
+  if (group * 256 >= p.latent_dim) return;
+  const char* values = tile + group * 4 * kColumnBytes;
+  wgmma_fence();
+#pragma unroll
+  for (int step = 0; step < 2; ++step) {
+    WgmmaBf16Rs<256>::run<1>(state.out, mine[step], value_descriptor(values + (group * 32 + step * 16) * 128), 1);
+    WgmmaBf16Rs<256>::run<1>(state.out, others[step], value_descriptor(values + ((1 - group) * 32 + step * 16) * 128),
+                             1);
+  }
+  wgmma_commit();
+  wgmma_wait<0>();
+  wgmma_pin(state.out);
+}
+
+// Divides by the sum of weights and writes; with splits, beside the statistics.
+__device__ __forceinline__ void store(const MlaParams& p, MlaShared& shared, int token, int split, int group,
+                                      MlaState& state) {
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    state.sum[h] += __shfl_xor_sync(0xffffffffu, state.sum[h], 1);
+    state.sum[h] += __shfl_xor_sync(0xffffffffu, state.sum[h], 2);
+  }
+  __syncthreads();  // the last tile's notes have been read
+  shared.notes[threadIdx.x] = make_float2(state.sum[0], state.sum[1]);
+  __syncthreads();
+  const float2 other = shared.notes[threadIdx.x ^ 128];
+  const int lane = threadIdx.x % 32, c = lane % 4;
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const int head = threadIdx.x % 128 / 32 * 16 + lane / 4 + 8 * h;
+    if (head >= p.num_heads) continue;
+    const float sum = state.sum[h] + (h == 0 ? other.x : other.y), inverse = 1.0f / sum;
+    const int64_t row = (int64_t{token} * p.num_splits + split) * p.num_heads + head;
+    Bf16* to = (p.num_splits > 1 ? p.partials : p.out) + row * p.latent_dim;
+    if (p.num_splits > 1 && group == 0 && c == 0) p.stats[row] = make_float2(state.max[h], sum);
+#pragma unroll
+    for (int j = 0; j < 32; ++j) {
+      const int column = group * 256 + 8 * j + 2 * c;
+      if (column < p.latent_dim) {
+        *reinterpret_cast<uint32_t*>(to + column) =
+            pack_bf16x2(state.out[4 * j + 2 * h] * inverse, state.out[4 * j + 2 * h + 1] * inverse);
+      }
+    }
+  }
+}
+
+// A block without keys.
+__device__ __forceinline__ void store_nothing(const MlaParams& p, int token, int split) {
+  if (p.num_splits > 1) {
+    for (int head = threadIdx.x; head < p.num_heads; head += kThreads) {
+      p.stats[(int64_t{token} * p.num_splits + split) * p.num_heads + head] = make_float2(0, kNoKeys);
+    }
+    return;
+  }
+  const int vectors = p.num_heads * p.latent_dim / 8;
+  for (int i = threadIdx.x; i < vectors; i += kThreads) {
+    reinterpret_cast<uint4*>(p.out)[int64_t{token} * vectors + i] = make_uint4(0, 0, 0, 0);
+  }
+}
+
+template <bool kF8>
+__global__ void __launch_bounds__(kThreads, 1) mla_kernel(const MlaParams p) {
+  extern __shared__ __align__(1024) char memory[];
+  auto& shared = *reinterpret_cast<MlaShared*>(memory);
+  const int split = blockIdx.x, token = blockIdx.y;
+  const int group = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
+  wait_for_inputs();
+  let_next_start();
+  const int row = find_row(p, token, &shared.row);
+  const int visible = row < 0 ? 0 : p.batch.kv_lens[row] - (p.batch.qo_indptr[row + 1] - 1 - token);
+  const int num_tiles = visible > 0 ? (visible + kKeys - 1) / kKeys : 0;
+  const int share = (num_tiles + p.num_splits - 1) / p.num_splits;
+  const int first = split * share, last = min(first + share, num_tiles);
+  if (first >= last) return store_nothing(p, token, split);
+
+  const int32_t* table = p.batch.page_table + p.batch.kv_indptr[row];
+  int pages[4];
+  read_pages(table, first, visible, pages);
+  // BF16 tile of step i: i % 2. FP8: tile 0, staging at 2 + i % 2 halves.
+  const auto landing = [&](int i) {
+    return shared.tiles + (kF8 ? kTileBytes + i % 2 * (kTileBytes / 2) : i % 2 * kTileBytes);
+  };
+  start_query_copy(p, shared_address(shared.q), token);
+  start_copy<kF8>(p, shared_address(landing(0)), first, visible, pages);
+  copy_async_commit();
+  read_pages(table, first + 1, visible, pages);
+
+  MlaState state;
+#pragma unroll
+  for (int i = 0; i < 128; ++i) state.out[i] = 0;
+#pragma unroll
+  for (int h = 0; h < 2; ++h) state.max[h] = -__int_as_float(0x7f800000), state.sum[h] = 0;
+#pragma unroll 1
+  for (int tile = first; tile < last; ++tile) {
+    const int i = tile - first;
+    const auto start_next = [&] {
+      if (tile + 1 < last) start_copy<kF8>(p, shared_address(landing(i + 1)), tile + 1, visible, pages);
+      copy_async_commit();
+      read_pages(table, tile + 2, visible, pages);
+    };
+    if constexpr (kF8) {
+      start_next();  // its staging tile was converted a step ago by the same threads
+      copy_async_wait<1>();
+      __syncthreads();  // all have finished with the tile before
+      convert(p, landing(i), shared.tiles);
+    } else {
+      copy_async_wait<0>();
+    }
+    fence_shared_for_async();
+    __syncthreads();
+    if constexpr (!kF8) start_next();  // all have finished with the tile before, whose place it takes
+    attend(p, shared, kF8 ? shared.tiles : landing(i), group, visible - tile * kKeys, state);
+  }
+  store(p, shared, token, split, group, state);
+}
+
+// Eight values a thread; kCombineHeads heads of a token a block.
+__global__ void __launch_bounds__(kThreads) combine_kernel(const MlaParams p) {
+  wait_for_inputs();
+  let_next_start();
+  const int64_t token = blockIdx.x;
+  const int vectors = p.latent_dim / 8;
+  for (int i = threadIdx.x; i < kCombineHeads * vectors; i += kThreads) {
+    const int head = blockIdx.y * kCombineHeads + i / vectors, column = i % vectors * 8;
+    if (head >= p.num_heads) return;
+    float max = -__int_as_float(0x7f800000), sum = 0, out[8] = {};
+    bool any = false;
+#pragma unroll 4
+    for (int split = 0; split < p.num_splits; ++split) {
+      const int64_t row = (token * p.num_splits + split) * p.num_heads + head;
+      const float2 stats = p.stats[row];
+      if (stats.y == kNoKeys) continue;
+      any = true;
+      float v[8];
+      load_bf16x8(p.partials + row * p.latent_dim + column, v);
+      const float new_max = fmaxf(max, stats.x);
+      const float old_weight = exp2_fast(max - new_max), weight = exp2_fast(stats.x - new_max) * stats.y;
+      max = new_max;
+      sum = sum * old_weight + weight;
+#pragma unroll
+      for (int d = 0; d < 8; ++d) out[d] = out[d] * old_weight + v[d] * weight;
+    }
+    const float inverse = any ? 1.0f / sum : 0.0f;
+#pragma unroll
+    for (int d = 0; d < 8; ++d) out[d] *= inverse;
+    store_bf16x8(p.out + (token * p.num_heads + head) * p.latent_dim + column, out);
+  }
+}
+
+}  // namespace
+
+int64_t mla_attention_scratch_bytes(int32_t num_heads, const DeviceKvLayer& kv) {
+  return int64_t{kSplitBlocks} * num_heads * (kv.latent_dim * sizeof(Bf16) + sizeof(float2));
+}
+
+void mla_attention_cuda(CudaStream stream, const MlaAttentionArgs& args) {
+  const DeviceKvLayer& kv = args.kv;
+  const int32_t num_tokens = args.batch.num_tokens;
+  if (num_tokens == 0) return;
+  VAYU_REQUIRE(kv.page_size == 16 && kv.latent_dim > 0 && kv.latent_dim % 16 == 0 && kv.latent_dim <= 512,
+               "latent of up to 512 in pages of 16");
+  VAYU_REQUIRE(kv.head_dim % 16 == 0 && kv.head_dim >= kv.latent_dim && kv.head_dim <= 64 * kColumns,
+               "cache rows of up to 576");
+  VAYU_REQUIRE(args.num_heads >= 1 && args.num_heads <= kMaxHeads && args.scale > 0, "1 to 64 heads, positive scale");
+  MlaParams p = {};
+  p.batch = args.batch;
+  p.num_heads = args.num_heads;
+  p.head_dim = kv.head_dim;
+  p.latent_dim = kv.latent_dim;
+  p.q = args.q;
+  p.out = args.out;
+  p.scale_log2 = args.scale * 1.44269504f;  // log2(e)
+  p.pages = static_cast<const uint8_t*>(kv.pages);
+  const int32_t most_tiles = std::max(1, (args.max_context + kKeys - 1) / kKeys);
+  p.num_splits = std::max(1, std::min({kSplitBlocks / num_tokens, most_tiles, kMaxSplits}));
+  p.partials = static_cast<Bf16*>(args.scratch);
+  p.stats = reinterpret_cast<float2*>(p.partials + int64_t{kSplitBlocks} * args.num_heads * kv.latent_dim);
+  const LaunchShape shape = {
+      .grid = dim3(p.num_splits, num_tokens), .block = dim3(kThreads), .shared_bytes = sizeof(MlaShared)};
+  launch_overlapped(kv.format == DeviceKvFormat::kF8E4M3 ? mla_kernel<true> : mla_kernel<false>, shape, stream, p);
+  if (p.num_splits == 1) return;
+  const dim3 combine_grid(num_tokens, (args.num_heads + kCombineHeads - 1) / kCombineHeads);
+  launch_overlapped(combine_kernel, {.grid = combine_grid, .block = dim3(kThreads)}, stream, p);
+}
+
+}  // namespace vayu::ops

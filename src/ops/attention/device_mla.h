@@ -1,0 +1,35 @@
+// Multi-head latent attention in its absorbed form (DeepSeek-V2, 2024, section 2.1) over paged latents in device
+// memory.
+#pragma once
+
+#include <cstdint>
+
+#include "ops/cuda/types.h"
+
+namespace vayu::ops {
+
+// Token t of a row of `batch` sees the row's first n = kv_len - (tokens of the row after t) cached rows; every head h
+// attends to the same ones:
+//   out[t][h] = sum_j softmax_j(scale * q[t][h] . cache_j) cache_j[0 .. latent_dim)
+// q holds the query multiplied into latent space, then its rotated part. Rows may have any number of new tokens, whose
+// cache rows are in the pages already. A token that belongs to no row, or sees nothing, yields zeros. NaN or infinity
+// in q, or in a cache row that is seen, shows as NaN in what depends on it and nowhere else; page slots that no token
+// sees may hold anything.
+struct MlaAttentionArgs {
+  DeviceBatch batch;
+  int32_t max_context = 0;  // bound of kv_lens; with num_tokens it fixes the launch
+  int32_t num_heads = 0;    // <= 64
+  const Bf16* q = nullptr;  // (num_tokens, num_heads, kv.head_dim), 16-byte aligned
+  Bf16* out = nullptr;      // (num_tokens, num_heads, kv.latent_dim)
+  float scale = 1.0f;       // > 0
+  DeviceKvLayer kv;         // page_size 16; latent_dim <= 512 and head_dim <= 576, multiples of 16; pages aligned
+  void* scratch = nullptr;  // mla_attention_scratch_bytes, 16-byte aligned; device only
+};
+
+// Whatever the batch: only steps of few tokens are split over keys. Nothing needs clearing between steps.
+int64_t mla_attention_scratch_bytes(int32_t num_heads, const DeviceKvLayer& kv);
+
+void mla_attention_ref(const MlaAttentionArgs& args);
+void mla_attention_cuda(CudaStream stream, const MlaAttentionArgs& args);
+
+}  // namespace vayu::ops
