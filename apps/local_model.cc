@@ -11,6 +11,7 @@
 #include <sstream>
 
 #include "base/log.h"
+#include "engine/cuda_executor.h"
 #include "engine/engine.h"
 #include "engine/model_executor.h"
 
@@ -53,6 +54,30 @@ int64_t default_pool_tokens(const LocalModelOptions& options, int64_t context, i
   return std::max(std::min(wanted, affordable), std::min<int64_t>(context, 2048));
 }
 
+// The flags whose default depends on the device.
+LocalModelOptions with_defaults(LocalModelOptions options, bool cuda) {
+  if (options.max_num_seqs == 0) options.max_num_seqs = cuda ? 64 : 32;
+  if (options.max_num_batched_tokens == 0) options.max_num_batched_tokens = cuda ? 4096 : 512;
+  options.max_num_batched_tokens = std::max(options.max_num_batched_tokens, options.max_num_seqs);
+  if (options.chunked_prefill_size == 0) options.chunked_prefill_size = options.max_num_batched_tokens;
+  return options;
+}
+
+int32_t max_logits(const LocalModelOptions& options) { return std::max(64, options.max_num_seqs); }
+
+Result<bool> use_cuda(const std::string& device) {
+  if (device == "cpu") return false;
+  if (device != "cuda" && device != "auto") {
+    return field_error("--device", "--device {}: expected auto, cpu or cuda", device);
+  }
+  if (device == "auto" && !CudaExecutor::built()) return false;
+  const Result<std::string> found = CudaExecutor::device_name();
+  if (found.ok()) return true;
+  if (device == "cuda") return found.error();
+  spdlog::info("running on the CPU: {}", found.error().message);
+  return false;
+}
+
 Result<ModelExecutorOptions> executor_options(const ModelFiles& files, const LocalModelOptions& options) {
   ModelExecutorOptions out;
   const model::Recipe& recipe = files.recipe;
@@ -60,6 +85,9 @@ Result<ModelExecutorOptions> executor_options(const ModelFiles& files, const Loc
   VAYU_ASSIGN_OR_RETURN(out.model.kv_format, parse_kv_format(options.kv_cache_dtype));
   if (options.backend != "cpu" && options.backend != "reference") {
     return field_error("--backend", "--backend {}: expected cpu or reference", options.backend);
+  }
+  if (files.weight_format == DataFormat::kF8E4M3) {
+    return field_error("--quantization", "--quantization fp8 needs --device cuda");
   }
   out.num_threads = options.threads;
   out.model.ops.backend = options.backend == "cpu" ? ops::Backend::kCpu : ops::Backend::kReference;
@@ -73,9 +101,40 @@ Result<ModelExecutorOptions> executor_options(const ModelFiles& files, const Loc
           : default_pool_tokens(options, out.model.max_context, std::max<int64_t>(1, page_bytes / options.page_size));
   out.model.num_pages = static_cast<int32_t>(std::max<int64_t>(1, pool_tokens / options.page_size));
   out.model.max_rows = options.max_num_seqs;
-  out.model.max_step_tokens = std::max(options.max_num_batched_tokens, options.max_num_seqs);
-  out.model.max_logits = std::max(64, options.max_num_seqs);
+  out.model.max_step_tokens = options.max_num_batched_tokens;
+  out.model.max_logits = max_logits(options);
   out.model.progress = options.progress;
+  return out;
+}
+
+Result<CudaExecutorOptions> cuda_options(const ModelFiles& files, const LocalModelOptions& options) {
+  CudaExecutorOptions out;
+  const DataFormat weights = files.weight_format.value_or(DataFormat::kBF16);
+  if (weights != DataFormat::kBF16 && weights != DataFormat::kF8E4M3) {
+    return field_error(
+        weights == DataFormat::kF16 || weights == DataFormat::kF32 ? "--dtype" : "--quantization",
+        "weights in {} do not run with CUDA: bfloat16 (--dtype bfloat16) and fp8 (--quantization fp8) do",
+        format_info(weights).name);
+  }
+  out.f8_weights = weights == DataFormat::kF8E4M3;
+  const std::string& kv = options.kv_cache_dtype;
+  if (kv == "fp8" || kv == "fp8_e4m3") {
+    out.kv_format = CudaKvFormat::kF8E4M3;
+  } else if (kv != "auto" && kv != "bf16" && kv != "bfloat16") {
+    return field_error("--kv-cache-dtype", "--kv-cache-dtype {}: expected auto (bf16), bf16 or fp8 with CUDA", kv);
+  }
+  if (options.page_size != 16) {
+    return field_error("--page-size", "--page-size {}: CUDA keeps 16 tokens a page", options.page_size);
+  }
+  out.num_pages = static_cast<int32_t>(options.max_total_tokens / options.page_size);
+  out.memory_fraction = options.memory_fraction;
+  out.max_step_tokens = options.max_num_batched_tokens;
+  out.max_rows = options.max_num_seqs;
+  out.max_logits = max_logits(options);
+  out.max_context = static_cast<int32_t>(options.max_model_len);
+  out.graphs = options.cuda_graphs;
+  out.num_threads = options.threads;
+  out.progress = options.progress;
   return out;
 }
 
@@ -87,6 +146,21 @@ void log_memory_plan(const ModelExecutor& executor) {
       "workspace are reserved, and resident only where used)",
       memory.weight_bytes / kMiB, memory.kv_bytes / kMiB, int64_t{limits.num_pages} * limits.page_size,
       limits.num_pages, (memory.workspace_bytes + executor.logits_bytes()) / kMiB);
+}
+
+Result<std::unique_ptr<Executor>> load_executor(ModelFiles& files, const LocalModelOptions& options, bool cuda) {
+  if (cuda) {
+    VAYU_ASSIGN_OR_RETURN(const CudaExecutorOptions planned, cuda_options(files, options));
+    VAYU_ASSIGN_OR_RETURN(std::unique_ptr<CudaExecutor> executor,
+                          CudaExecutor::load(std::move(files.recipe), *files.weights, planned));
+    spdlog::info("memory: {}", executor->memory_plan());
+    return std::unique_ptr<Executor>(std::move(executor));
+  }
+  VAYU_ASSIGN_OR_RETURN(ModelExecutorOptions planned, executor_options(files, options));
+  VAYU_ASSIGN_OR_RETURN(std::unique_ptr<ModelExecutor> executor,
+                        ModelExecutor::load(std::move(files.recipe), *files.weights, std::move(planned)));
+  log_memory_plan(*executor);
+  return std::unique_ptr<Executor>(std::move(executor));
 }
 
 // One token through the whole path, so that the first user finds everything touched.
@@ -113,8 +187,19 @@ void add_model_flags(CLI::App& command, LocalModelOptions& o) {
   add_model_file_flags(command, o.files);
   command.add_option("--threads", o.threads, "CPU threads for a step (default: the cores this process may use)")
       ->check(CLI::Range(0, 1024));
-  command.add_option("--backend", o.backend, "cpu, or reference: the slow plain definition, for comparison");
-  command.add_option("--kv-cache-dtype", o.kv_cache_dtype, "auto (f16), f16, bf16 or f32");
+  command.add_option("--device", o.device, "auto (CUDA where there is a Hopper GPU), cpu or cuda")
+      ->capture_default_str();
+  command.add_option("--backend", o.backend,
+                     "On the CPU: cpu, or reference: the slow plain definition, for comparison");
+  command.add_option("--kv-cache-dtype", o.kv_cache_dtype,
+                     "auto, bf16; on the CPU also f16 (auto) and f32; with CUDA also fp8 (auto is bf16)");
+  command
+      .add_option("--mem-fraction-static,--gpu-memory-utilization", o.memory_fraction,
+                  "With CUDA: share of the device's memory for weights, KV pages and workspace together")
+      ->check(CLI::Range(0.05, 0.98))
+      ->capture_default_str();
+  command.add_flag_callback(
+      "--disable-cuda-graph,--enforce-eager", [&o] { o.cuda_graphs = false; }, "Launch decode steps kernel by kernel");
   command.add_option("--page-size,--block-size", o.page_size, "Tokens a KV page")->check(CLI::Range(1, 1024));
   command
       .add_option("--max-model-len,--context-length", o.max_model_len,
@@ -124,11 +209,17 @@ void add_model_flags(CLI::App& command, LocalModelOptions& o) {
       .add_option("--max-total-tokens", o.max_total_tokens,
                   "Tokens the KV pool holds (default: from --max-num-seqs and free memory)")
       ->check(CLI::Range(int64_t{0}, int64_t{1} << 31));
-  command.add_option("--max-num-seqs,--max-running-requests", o.max_num_seqs, "Answers that run at once")
+  command
+      .add_option("--max-num-seqs,--max-running-requests", o.max_num_seqs,
+                  "Answers that run at once (default: 32, with CUDA 64)")
       ->check(CLI::Range(1, 65536));
-  command.add_option("--max-num-batched-tokens", o.max_num_batched_tokens, "Tokens in one step")
+  command
+      .add_option("--max-num-batched-tokens", o.max_num_batched_tokens,
+                  "Tokens in one step (default: 512, with CUDA 4096)")
       ->check(CLI::Range(1, 1 << 20));
-  command.add_option("--chunked-prefill-size", o.chunked_prefill_size, "Prompt tokens in one step")
+  command
+      .add_option("--chunked-prefill-size", o.chunked_prefill_size,
+                  "Prompt tokens in one step (default: all of --max-num-batched-tokens)")
       ->check(CLI::Range(1, 1 << 20));
   command
       .add_option("--max-queued-requests", o.max_queued_requests, "Answers that may wait; more are refused with 429")
@@ -138,8 +229,10 @@ void add_model_flags(CLI::App& command, LocalModelOptions& o) {
       "--disable-prefix-cache,--disable-radix-cache", [&o] { o.prefix_cache = false; }, "Compute every prompt afresh");
 }
 
-Result<LocalModel> open_local_model(const std::string& path, const LocalModelOptions& options, const Clock& clock) {
-  VAYU_ASSIGN_OR_RETURN(const SchedulerPolicy policy, parse_policy(options.scheduler_policy));
+Result<LocalModel> open_local_model(const std::string& path, const LocalModelOptions& wanted, const Clock& clock) {
+  VAYU_ASSIGN_OR_RETURN(const SchedulerPolicy policy, parse_policy(wanted.scheduler_policy));
+  VAYU_ASSIGN_OR_RETURN(const bool cuda, use_cuda(wanted.device));
+  const LocalModelOptions options = with_defaults(wanted, cuda);
   VAYU_ASSIGN_OR_RETURN(ModelFiles files, open_model_files(path, options.files));
   LocalModel local;
   local.name = options.served_model_name.empty() ? default_model_name(path) : options.served_model_name;
@@ -147,12 +240,9 @@ Result<LocalModel> open_local_model(const std::string& path, const LocalModelOpt
   local.chat_template = files.chat_template;
   local.bos_token = files.bos_token;
   local.eos_token = files.eos_token;
-  VAYU_ASSIGN_OR_RETURN(ModelExecutorOptions planned, executor_options(files, options));
   const int64_t start_us = clock.now_us();
-  VAYU_ASSIGN_OR_RETURN(std::unique_ptr<ModelExecutor> executor,
-                        ModelExecutor::load(std::move(files.recipe), *files.weights, std::move(planned)));
+  VAYU_ASSIGN_OR_RETURN(std::unique_ptr<Executor> executor, load_executor(files, options, cuda));
   spdlog::info("weights: loaded in {:.2f} s", (clock.now_us() - start_us) * 1e-6);
-  log_memory_plan(*executor);
 
   EngineConfig config{.model_name = local.name,
                       .max_open_requests = options.max_queued_requests + options.max_num_seqs};
@@ -162,7 +252,7 @@ Result<LocalModel> open_local_model(const std::string& path, const LocalModelOpt
   config.scheduler.chunked_prefill_size = options.chunked_prefill_size;
   config.scheduler.max_num_seqs = options.max_num_seqs;
   config.scheduler.max_queued = options.max_queued_requests;
-  config.scheduler.max_logits_per_step = executor->model().options().max_logits;
+  config.scheduler.max_logits_per_step = max_logits(options);
   config.scheduler.prefix_cache = options.prefix_cache;
   config.scheduler.tree.hash_seed = std::random_device()();  // so that nobody can aim at one bucket
   local.engine = std::make_shared<Engine>(std::move(config), std::move(executor), clock);

@@ -23,14 +23,17 @@ struct LocalModelOptions {
   ModelFileOptions files;
   std::string served_model_name;        // empty: the file's name without ending
   int threads = 0;                      // 0: the cores this process may use
-  std::string backend = "cpu";          // cpu or reference
-  std::string kv_cache_dtype = "auto";  // auto (f16), f16, bf16, f32
-  int32_t page_size = 16;               // tokens
-  int64_t max_model_len = 0;            // tokens; 0: what the model declares
-  int64_t max_total_tokens = 0;         // KV pool; 0: from max_num_seqs, context and a quarter of free memory
-  int32_t max_num_seqs = 32;
-  int32_t max_num_batched_tokens = 512;
-  int32_t chunked_prefill_size = 512;
+  std::string device = "auto";          // auto, cpu or cuda
+  std::string backend = "cpu";          // of device cpu: cpu or reference
+  std::string kv_cache_dtype = "auto";  // auto (cpu f16, cuda bf16); cpu: f16, bf16, f32; cuda: bf16, fp8
+  double memory_fraction = 0.9;         // cuda: of the device's memory, for everything together
+  bool cuda_graphs = true;
+  int32_t page_size = 16;              // tokens
+  int64_t max_model_len = 0;           // tokens; 0: what the model declares
+  int64_t max_total_tokens = 0;        // KV pool; 0: from max_num_seqs, context and free memory
+  int32_t max_num_seqs = 0;            // 0: 32 on the CPU, 64 with CUDA
+  int32_t max_num_batched_tokens = 0;  // 0: 512 on the CPU, 4096 with CUDA
+  int32_t chunked_prefill_size = 0;    // 0: max_num_batched_tokens
   int32_t max_queued_requests = 1024;
   std::string scheduler_policy = "mixed";  // prefill-first, fixed-chunk, mixed
   bool prefix_cache = true;

@@ -31,7 +31,7 @@ Result<std::optional<DataFormat>> weight_format(const ModelFileOptions& options)
   constexpr std::pair<std::string_view, DataFormat> kQuantized[] = {
       {"q8_0", DataFormat::kQ8_0}, {"q4_0", DataFormat::kQ4_0}, {"q4_1", DataFormat::kQ4_1},
       {"q5_0", DataFormat::kQ5_0}, {"q5_1", DataFormat::kQ5_1}, {"q4_k", DataFormat::kQ4_K},
-      {"q5_k", DataFormat::kQ5_K}, {"q6_k", DataFormat::kQ6_K},
+      {"q5_k", DataFormat::kQ5_K}, {"q6_k", DataFormat::kQ6_K}, {"fp8", DataFormat::kF8E4M3},
   };
   std::optional<DataFormat> format;
   for (const auto& [name, value] : kDtypes) {
@@ -44,7 +44,8 @@ Result<std::optional<DataFormat>> weight_format(const ModelFileOptions& options)
   for (const auto& [name, value] : kQuantized) {
     if (options.quantization == name) return std::optional(value);
   }
-  return field_error("--quantization", "--quantization {}: expected q8_0, q4_0, q4_1, q5_0, q5_1, q4_k, q5_k or q6_k",
+  return field_error("--quantization",
+                     "--quantization {}: expected fp8 (CUDA), q8_0, q4_0, q4_1, q5_0, q5_1, q4_k, q5_k or q6_k (CPU)",
                      options.quantization);
 }
 

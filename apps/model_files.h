@@ -18,11 +18,11 @@ class App;
 namespace vayu {
 
 struct ModelFileOptions {
-  std::string load_format = "auto";        // auto, or dummy: seeded random weights in place of a checkpoint's
-  uint64_t dummy_seed = 0;                 // of those weights
-  std::string hf_overrides;                // JSON object laid over config.json
-  std::string dtype = "auto";              // auto, float32, float16, bfloat16
-  std::string quantization;                // q8_0, q4_0, q4_1, q5_0, q5_1, q4_k, q5_k, q6_k: converted while loading
+  std::string load_format = "auto";  // auto, or dummy: seeded random weights in place of a checkpoint's
+  uint64_t dummy_seed = 0;           // of those weights
+  std::string hf_overrides;          // JSON object laid over config.json
+  std::string dtype = "auto";        // auto, float32, float16, bfloat16
+  std::string quantization;          // q8_0, q4_0, q4_1, q5_0, q5_1, q4_k, q5_k, q6_k, fp8: converted while loading
   std::string mla_attention = "absorbed";  // absorbed or expanded
   std::string chat_template_file;          // empty: the model's own
 };

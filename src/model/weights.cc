@@ -150,7 +150,7 @@ class WeightLoader {
       const DataFormat format = target_format(checkpoint_, fill.slot, part, options_.format);
       shapes.push_back({format, part.out_rows(), part.tensor->name});
     }
-    auto matrix = ops::reserve_matrix(options_.ops, fill.parts.front().out_cols(), shapes);
+    auto matrix = make_matrix(fill, shapes);
     if (!matrix.ok()) {
       return Error{matrix.error().kind, fmt::format("{}: {}", checkpoint_.path(), matrix.error().message), {}};
     }
@@ -165,6 +165,17 @@ class WeightLoader {
     }
     matrix_of(weights_, fill) = std::move(*matrix);
     return {};
+  }
+
+  Result<std::unique_ptr<ops::Matrix>> make_matrix(const Fill& fill, const std::vector<ops::PartShape>& shapes) const {
+    const int64_t cols = fill.parts.front().out_cols();
+    if (!options_.make_matrix) return ops::reserve_matrix(options_.ops, cols, shapes);
+    MatrixRequest request{.cols = cols, .parts = shapes, .slot = fill.slot};
+    int64_t rows = 0;
+    for (const ops::PartShape& shape : shapes) rows += shape.rows;
+    if (fill.slot == Slot::kExpertGateUp) request.gate_up_ffn = recipe_.config.moe.expert_ffn;
+    if (fill.slot == Slot::kGateUp) request.gate_up_ffn = static_cast<int32_t>(rows / 2);
+    return options_.make_matrix(request);
   }
 
   Status move_chunks() {

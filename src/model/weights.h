@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "base/result.h"
@@ -16,6 +17,7 @@
 namespace vayu::model {
 
 struct Recipe;
+enum class Slot : uint8_t;
 
 // Empty or null where a layer has no such weight.
 struct LayerWeights {
@@ -51,12 +53,23 @@ struct ModelWeights {
 // Called under a lock, from any loading thread: bytes placed so far, and in all, both as the checkpoint stores them.
 using LoadProgress = std::function<void(int64_t bytes_done, int64_t bytes_total)>;
 
+// Makes the matrix of a slot where something else than ops::reserve_matrix shall: gate_up_ffn is the width of gate in
+// matrices that hold gate over up (once, or expert by expert), else 0.
+struct MatrixRequest {
+  int64_t cols = 0;
+  std::span<const ops::PartShape> parts;
+  Slot slot{};
+  int32_t gate_up_ffn = 0;
+};
+using MatrixFactory = std::function<Result<std::unique_ptr<ops::Matrix>>(const MatrixRequest&)>;
+
 struct WeightOptions {
   ops::OpContext ops;
   // What matrices are converted to while they stream in; none: kept as stored, FP8 becomes BF16 on the CPU. Quantised
   // formats leave the embedding and the head at Q8_0 or better, and matrices whose rows are not whole blocks at BF16.
   std::optional<DataFormat> format;
   LoadProgress progress;
+  MatrixFactory make_matrix;  // empty: ops::reserve_matrix; its matrices take parts in `format`, which must be set
 };
 
 // Walks the recipe's table: every slot is filled once, converted and packed for the backend while it streams; each

@@ -1,0 +1,108 @@
+// Everything a step of DeviceModel writes but KV pages: activations, and the batch on its way to the device.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "core/batch.h"
+#include "model/device_model.h"
+#include "ops/attention/device_prefill.h"
+#include "ops/cuda/device.h"
+
+namespace vayu::model {
+
+// All in device memory; null where the model has no use for one. T = max_step_tokens, k = top_k.
+struct DeviceActivations {
+  ops::Bf16* residual = nullptr;        // (T, hidden)
+  ops::Bf16* delta = nullptr;           // (T, hidden) what the last half of a layer adds to the residual
+  ops::Bf16* router_input = nullptr;    // (T, hidden)
+  ops::ActRows x;                       // (T, hidden) input of the next linear
+  ops::Bf16* qkv = nullptr;             // (T, qkv_width)
+  ops::Bf16* attention_bf16 = nullptr;  // (T, attention_width)
+  ops::ActRows attention;               // (T, attention_width)
+  ops::Bf16* gate_up = nullptr;         // (kStreamRows, 2 * dense or shared ffn)
+  ops::ActRows mlp;                     // (T, dense or shared ffn), scales by group
+  int32_t* expert_ids = nullptr;        // (T, k)
+  float* expert_weights = nullptr;      // (T, k)
+  int32_t* expert_indptr = nullptr;     // (num_experts + 1)
+  int32_t* sorted_tokens = nullptr;     // (T * k)
+  int32_t* pair_position = nullptr;     // (T, k)
+  ops::ActRows expert_mlp;              // (T * (k + 1), expert ffn), scales by group
+  ops::Bf16* expert_out = nullptr;      // (T * (k + 1), hidden)
+  void* route_scratch = nullptr;
+  void* experts_workspace = nullptr;
+  void* attention_scratch = nullptr;
+  ops::ActRows head_input;  // (max_logits, hidden)
+  float* logits = nullptr;  // (max_logits, vocab_size)
+};
+
+constexpr int32_t kStreamRows = 64;  // rows up to which a linear is streamed rather than multiplied by tiles
+
+// The batch in device memory; see DeviceBatch for the padding.
+struct DeviceInputs {
+  ops::DeviceBatch batch;
+  const int32_t* token_ids = nullptr;    // (num_tokens)
+  const int32_t* logit_rows = nullptr;   // (num_logits)
+  const int32_t* decode_rows = nullptr;  // rows of one token
+  const int32_t* num_valid = nullptr;    // tokens that are no padding
+  const ops::PrefillTile* tiles = nullptr;
+};
+
+struct StepShape {
+  int32_t num_tokens = 0;  // padded
+  int32_t num_rows = 0;
+  int32_t num_logits = 0;
+  int32_t num_decode_rows = 0;
+  int32_t num_tiles = 0;
+  int32_t max_context = 0;   // bound of the rows' lengths
+  bool decode_only = false;  // nothing but rows of one token
+};
+
+struct DeviceBufferPlan {
+  int64_t bytes = 0;
+  int64_t input_words = 0;
+};
+
+int64_t device_kv_bytes_per_page(const ModelConfig& config, ops::DeviceKvFormat format);
+ops::DeviceKvLayer device_kv_shape(const ModelConfig& config, ops::DeviceKvFormat format);
+bool has_prefill_kernel(const ModelConfig& config);
+DeviceBufferPlan plan_device_buffers(const ModelConfig& config, const DeviceModelOptions& options);
+
+class DeviceBuffers {
+ public:
+  DeviceBuffers() = default;
+  static Result<DeviceBuffers> create(const DeviceBufferPlan& plan, const ModelConfig& config,
+                                      const DeviceModelOptions& options);
+
+  // Lays the batch out in pinned memory. graph_rows > 0: padded to that many rows of one token.
+  StepShape fill(const Batch& batch, const ModelConfig& config, const DeviceModelOptions& options, int32_t graph_rows);
+  void clear_inputs();  // a batch of padding alone
+  Status upload(ops::CudaStream stream);
+  DeviceInputs inputs() const;
+
+  DeviceActivations act;
+
+ private:
+  // Places in the inputs, in words.
+  struct Places {
+    int64_t token_ids, positions, slots, logit_rows, qo_indptr, kv_indptr, kv_lens, decode_rows, num_valid, tiles,
+        page_table, end;
+  };
+  static Places places(const ModelConfig& config, const DeviceModelOptions& options);
+  friend DeviceBufferPlan plan_device_buffers(const ModelConfig& config, const DeviceModelOptions& options);
+  int32_t* host() const { return reinterpret_cast<int32_t*>(pinned_.data()) + turn_ * input_words_; }
+  void fill_rows(const Batch& batch, bool expand, StepShape& shape);
+  void pad(int32_t rows, const Batch& batch, StepShape& shape);
+
+  ops::DeviceMemory memory_;
+  ops::DeviceMemory device_inputs_;
+  ops::DeviceMemory pinned_;  // two batches: the older may still be on its way
+  Places places_ = {};
+  int64_t input_words_ = 0;
+  int64_t used_words_ = 0;
+  int32_t turn_ = 0;
+  int64_t max_tiles_ = 0;
+  int64_t row_capacity_ = 0;
+};
+
+}  // namespace vayu::model

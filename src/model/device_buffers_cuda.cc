@@ -1,0 +1,272 @@
+#include "model/device_buffers.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/check.h"
+#include "ops/attention/device_decode.h"
+#include "ops/gemm/cuda_matrix.h"
+#include "ops/moe/device_route.h"
+#include "ops/moe/stream_experts.h"
+
+namespace vayu::model {
+namespace {
+
+// Hands out 1024-byte aligned pieces: with a null base it only adds up.
+class Carver {
+ public:
+  explicit Carver(std::byte* base) : base_(base) {}
+  void* take(int64_t bytes) {
+    void* p = base_ ? base_ + used_ : nullptr;
+    used_ += (bytes + 1023) / 1024 * 1024;
+    return p;
+  }
+  template <class T>
+  T* array(int64_t rows, int64_t cols) {
+    return static_cast<T*>(take(rows * cols * static_cast<int64_t>(sizeof(T))));
+  }
+  ops::ActRows rows(int64_t rows, int64_t cols, bool f8, int32_t scale_group) {
+    ops::ActRows out;
+    out.cols = cols;
+    out.data = take(rows * cols * (f8 ? 1 : 2));
+    if (f8) {
+      out.scale_group = scale_group;
+      out.scales = array<float>(rows, scale_group ? cols / scale_group : 1);
+      if (!base_) out.scales = reinterpret_cast<float*>(1);  // never read: only says FP8
+    }
+    return out;
+  }
+  int64_t used() const { return used_; }
+
+ private:
+  std::byte* base_;
+  int64_t used_ = 0;
+};
+
+void carve_moe(Carver& carver, const ModelConfig& config, const DeviceModelOptions& options, DeviceActivations& act) {
+  const int64_t tokens = options.max_step_tokens;
+  const ops::RouterShape& router = config.moe.router;
+  act.router_input = options.f8_weights ? carver.array<ops::Bf16>(tokens, config.hidden) : nullptr;
+  act.expert_ids = carver.array<int32_t>(tokens, router.top_k);
+  act.expert_weights = carver.array<float>(tokens, router.top_k);
+  act.expert_indptr = carver.array<int32_t>(1, router.num_experts + 1);
+  act.sorted_tokens = carver.array<int32_t>(tokens, router.top_k);
+  act.pair_position = carver.array<int32_t>(tokens, router.top_k);
+  const int64_t rows = tokens * (router.top_k + 1);
+  act.expert_mlp = carver.rows(rows, ops::padded_ffn(config.moe.expert_ffn), options.f8_weights, ops::kScaleGroup);
+  act.expert_out = carver.array<ops::Bf16>(rows, config.hidden);
+  act.route_scratch = carver.take(ops::device_route_scratch_bytes(router, tokens));
+  act.experts_workspace = carver.take(ops::stream_experts_workspace_bytes());
+}
+
+DeviceActivations carve(Carver& carver, const ModelConfig& config, const DeviceModelOptions& options) {
+  const int64_t tokens = options.max_step_tokens;
+  const bool f8 = options.f8_weights;
+  const int64_t ffn = ops::padded_ffn(std::max(config.ffn, config.moe.shared_ffn));
+  DeviceActivations act;
+  act.residual = carver.array<ops::Bf16>(tokens, config.hidden);
+  act.delta = carver.array<ops::Bf16>(tokens, config.hidden);
+  act.x = carver.rows(tokens, config.hidden, f8, 0);
+  act.qkv = carver.array<ops::Bf16>(tokens, config.qkv_width());
+  act.attention_bf16 = carver.array<ops::Bf16>(tokens, config.attention_width());
+  act.attention = carver.rows(tokens, config.attention_width(), f8, 0);
+  if (ffn > 0) {
+    act.gate_up = carver.array<ops::Bf16>(kStreamRows, 2 * ffn);
+    act.mlp = carver.rows(tokens, ffn, f8, ops::kScaleGroup);
+  }
+  if (config.has_moe()) carve_moe(carver, config, options, act);
+  const int64_t decode_rows = has_prefill_kernel(config) ? options.max_rows : tokens;
+  act.attention_scratch = carver.take(ops::decode_attention_scratch_bytes(device_kv_shape(config, options.kv_format),
+                                                                          static_cast<int32_t>(decode_rows)));
+  // A tied head is BF16.
+  act.head_input = carver.rows(options.max_logits, config.hidden, f8 && !config.tied_head, 0);
+  act.logits = carver.array<float>(options.max_logits, config.vocab_size);
+  return act;
+}
+
+}  // namespace
+
+ops::DeviceKvLayer device_kv_shape(const ModelConfig& config, ops::DeviceKvFormat format) {
+  return {.format = format,
+          .num_kv_heads = config.num_kv_heads,
+          .head_dim = config.head_dim,
+          .page_size = kDevicePageSize,
+          .latent_dim = config.mla.latent_dim};
+}
+
+int64_t device_kv_bytes_per_page(const ModelConfig& config, ops::DeviceKvFormat format) {
+  return config.num_layers * device_kv_shape(config, format).page_bytes();
+}
+
+// Where there is none, every token of a prompt is a row of the decode kernel: slow, and for tiny models alone.
+bool has_prefill_kernel(const ModelConfig& config) { return config.head_dim == 64 || config.head_dim == 128; }
+
+DeviceBuffers::Places DeviceBuffers::places(const ModelConfig& config, const DeviceModelOptions& options) {
+  const int64_t tokens = options.max_step_tokens;
+  const int64_t rows = has_prefill_kernel(config) ? options.max_rows : tokens;
+  const int64_t tiles =
+      ops::max_device_prefill_tiles(tokens, options.max_rows, config.num_q_heads / config.num_kv_heads,
+                                    has_prefill_kernel(config) ? config.head_dim : 64);
+  const int64_t row_pages = (options.max_context + kDevicePageSize - 1) / kDevicePageSize + 1;
+  int64_t at = 0;
+  const auto take = [&](int64_t words) {
+    const int64_t place = at;
+    at += (words + 31) / 32 * 32;
+    return place;
+  };
+  Places p;
+  p.token_ids = take(tokens);
+  p.positions = take(tokens);
+  p.slots = take(tokens);
+  p.logit_rows = take(options.max_logits);
+  p.qo_indptr = take(rows + 1);
+  p.kv_indptr = take(rows + 1);
+  p.kv_lens = take(rows);
+  p.decode_rows = take(rows);
+  p.num_valid = take(1);
+  p.tiles = take(tiles * static_cast<int64_t>(sizeof(ops::PrefillTile) / sizeof(int32_t)));
+  p.page_table = at;
+  at += options.max_rows * row_pages;
+  p.end = at;
+  return p;
+}
+
+DeviceBufferPlan plan_device_buffers(const ModelConfig& config, const DeviceModelOptions& options) {
+  Carver carver(nullptr);
+  carve(carver, config, options);
+  const int64_t words = DeviceBuffers::places(config, options).end;
+  return {carver.used() + words * int64_t{sizeof(int32_t)}, words};
+}
+
+Result<DeviceBuffers> DeviceBuffers::create(const DeviceBufferPlan& plan, const ModelConfig& config,
+                                            const DeviceModelOptions& options) {
+  DeviceBuffers buffers;
+  const int64_t input_bytes = plan.input_words * int64_t{sizeof(int32_t)};
+  VAYU_ASSIGN_OR_RETURN(buffers.memory_, ops::DeviceMemory::create(plan.bytes - input_bytes));
+  VAYU_ASSIGN_OR_RETURN(buffers.device_inputs_, ops::DeviceMemory::create(input_bytes));
+  VAYU_ASSIGN_OR_RETURN(buffers.pinned_, ops::DeviceMemory::create_pinned(2 * input_bytes));
+  Carver carver(buffers.memory_.data());
+  buffers.act = carve(carver, config, options);
+  buffers.places_ = places(config, options);
+  buffers.input_words_ = plan.input_words;
+  buffers.max_tiles_ =
+      ops::max_device_prefill_tiles(options.max_step_tokens, options.max_rows, config.num_q_heads / config.num_kv_heads,
+                                    has_prefill_kernel(config) ? config.head_dim : 64);
+  buffers.row_capacity_ = has_prefill_kernel(config) ? options.max_rows : options.max_step_tokens;
+  return buffers;
+}
+
+void DeviceBuffers::clear_inputs() {
+  StepShape shape;
+  turn_ ^= 1;
+  pad(static_cast<int32_t>(row_capacity_), Batch{}, shape);
+}
+
+// Rows [of the batch, rows) become padding.
+void DeviceBuffers::pad(int32_t rows, const Batch& batch, StepShape& shape) {
+  int32_t* words = host();
+  const Places& p = places_;
+  const int32_t have = batch.num_rows();
+  const auto pages = static_cast<int32_t>(batch.page_table.size());
+  for (int32_t r = have; r < rows; ++r) {
+    words[p.token_ids + r] = -1;
+    words[p.positions + r] = 0;
+    words[p.slots + r] = -1;
+    words[p.kv_lens + r] = 0;
+  }
+  words[p.qo_indptr] = words[p.kv_indptr] = 0;
+  for (int32_t r = have; r < rows; ++r) {
+    words[p.qo_indptr + r + 1] = r + 1;
+    words[p.kv_indptr + r + 1] = pages;
+  }
+  for (int32_t r = 0; r < rows; ++r) words[p.decode_rows + r] = r;
+  const auto logits = static_cast<int32_t>(p.qo_indptr - p.logit_rows);
+  for (int32_t i = batch.num_logits(); i < std::min(rows, logits); ++i) words[p.logit_rows + i] = -1;
+  words[p.num_valid] = batch.num_tokens();
+  used_words_ = std::max(used_words_, p.page_table + pages);
+  shape.num_tokens = shape.num_rows = shape.num_logits = shape.num_decode_rows = rows;
+}
+
+void DeviceBuffers::fill_rows(const Batch& batch, bool expand, StepShape& shape) {
+  int32_t* words = host();
+  const Places& p = places_;
+  if (!expand) {
+    std::copy(batch.qo_indptr.begin(), batch.qo_indptr.end(), words + p.qo_indptr);
+    std::copy(batch.kv_indptr.begin(), batch.kv_indptr.end(), words + p.kv_indptr);
+    std::copy(batch.kv_lens.begin(), batch.kv_lens.end(), words + p.kv_lens);
+    for (int32_t r = 0; r < batch.num_rows(); ++r) {
+      if (batch.qo_indptr[r + 1] - batch.qo_indptr[r] == 1) words[p.decode_rows + shape.num_decode_rows++] = r;
+    }
+    shape.num_rows = batch.num_rows();
+    return;
+  }
+  // Each token a row of its own over the pages of its sequence.
+  int32_t t = 0;
+  for (int32_t r = 0; r < batch.num_rows(); ++r) {
+    const int32_t tokens = batch.qo_indptr[r + 1] - batch.qo_indptr[r];
+    for (int32_t i = 0; i < tokens; ++i, ++t) {
+      words[p.qo_indptr + t] = t;
+      words[p.kv_indptr + t] = batch.kv_indptr[r];
+      words[p.kv_lens + t] = batch.kv_lens[r] - (tokens - 1 - i);
+      words[p.decode_rows + t] = t;
+    }
+  }
+  words[p.qo_indptr + t] = t;
+  words[p.kv_indptr + t] = static_cast<int32_t>(batch.page_table.size());
+  shape.num_rows = shape.num_decode_rows = t;
+}
+
+StepShape DeviceBuffers::fill(const Batch& batch, const ModelConfig& config, const DeviceModelOptions& options,
+                              int32_t graph_rows) {
+  VAYU_CHECK(batch.num_tokens() <= options.max_step_tokens && batch.num_rows() <= options.max_rows &&
+                 batch.num_logits() <= options.max_logits,
+             "a batch of {} tokens, {} rows, {} logits", batch.num_tokens(), batch.num_rows(), batch.num_logits());
+  turn_ ^= 1;
+  int32_t* words = host();
+  const Places& p = places_;
+  StepShape shape{.num_tokens = batch.num_tokens(), .num_logits = batch.num_logits()};
+  shape.decode_only = batch.num_rows() == batch.num_tokens();
+  for (const int32_t length : batch.kv_lens) shape.max_context = std::max(shape.max_context, length);
+  std::copy(batch.token_ids.begin(), batch.token_ids.end(), words + p.token_ids);
+  std::copy(batch.positions.begin(), batch.positions.end(), words + p.positions);
+  std::copy(batch.slot_mapping.begin(), batch.slot_mapping.end(), words + p.slots);
+  std::copy(batch.logit_rows.begin(), batch.logit_rows.end(), words + p.logit_rows);
+  VAYU_CHECK(p.page_table + static_cast<int64_t>(batch.page_table.size()) <= p.end, "{} pages in one batch",
+             batch.page_table.size());
+  std::copy(batch.page_table.begin(), batch.page_table.end(), words + p.page_table);
+  words[p.num_valid] = batch.num_tokens();
+  const bool expand = !shape.decode_only && !has_prefill_kernel(config);
+  fill_rows(batch, expand, shape);
+  if (!shape.decode_only && !expand) {
+    auto* tiles = reinterpret_cast<ops::PrefillTile*>(words + p.tiles);
+    shape.num_tiles = ops::plan_device_prefill(
+        {batch.qo_indptr.data(), batch.kv_indptr.data(), batch.kv_lens.data(), batch.num_rows()},
+        ops::PrefillRows::kMultiToken, config.num_q_heads / config.num_kv_heads, config.head_dim, tiles, max_tiles_);
+  }
+  used_words_ = p.page_table + static_cast<int64_t>(batch.page_table.size());
+  if (graph_rows > 0) pad(graph_rows, batch, shape);
+  return shape;
+}
+
+Status DeviceBuffers::upload(ops::CudaStream stream) {
+  return ops::copy_to_device(device_inputs_.data(), host(), used_words_ * int64_t{sizeof(int32_t)}, stream);
+}
+
+DeviceInputs DeviceBuffers::inputs() const {
+  const auto* words = reinterpret_cast<const int32_t*>(device_inputs_.data());
+  DeviceInputs in;
+  in.batch.positions = words + places_.positions;
+  in.batch.slot_mapping = words + places_.slots;
+  in.batch.qo_indptr = words + places_.qo_indptr;
+  in.batch.kv_indptr = words + places_.kv_indptr;
+  in.batch.page_table = words + places_.page_table;
+  in.batch.kv_lens = words + places_.kv_lens;
+  in.token_ids = words + places_.token_ids;
+  in.logit_rows = words + places_.logit_rows;
+  in.decode_rows = words + places_.decode_rows;
+  in.num_valid = words + places_.num_valid;
+  in.tiles = reinterpret_cast<const ops::PrefillTile*>(words + places_.tiles);
+  return in;
+}
+
+}  // namespace vayu::model

@@ -1,0 +1,68 @@
+// A decoder in device memory: weights, KV pages and every buffer of a step, planned at load; and the launches of one
+// step. Walks the same recipe as Model, with fused operations on BF16 and FP8 rows.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "base/result.h"
+#include "core/batch.h"
+#include "loader/checkpoint.h"
+#include "model/recipe.h"
+#include "ops/cuda/types.h"
+
+namespace vayu {
+class ThreadPool;
+}
+
+namespace vayu::model {
+
+struct DeviceModelOptions {
+  bool f8_weights = true;  // linears in FP8 with one scale a row, activations quantised to match; else BF16. Embedding,
+                           // norms and router keep their precision
+  ops::DeviceKvFormat kv_format = ops::DeviceKvFormat::kBF16;
+  int32_t num_pages = 0;             // KV pages of 16 tokens; 0: what memory_fraction leaves
+  double memory_fraction = 0.9;      // of the device's memory, for everything together
+  int32_t max_step_tokens = 4096;    // most tokens of one batch
+  int32_t max_rows = 64;             // most rows of one batch
+  int32_t max_logits = 64;           // most logit rows of one batch
+  int32_t max_context = 0;           // longest sequence in tokens; 0: what the model allows
+  int32_t max_experts_stream = 128;  // tokens up to which experts are streamed rather than multiplied by tiles
+  ThreadPool* pool = nullptr;        // loads weights; may be null
+  LoadProgress progress;             // may be empty
+};
+
+// Bytes of device memory, as printed at start.
+struct DeviceMemoryPlan {
+  int64_t weights = 0;
+  int64_t kv_pages = 0;
+  int64_t workspace = 0;  // activations, batch, sampling
+  int64_t total = 0;      // of the device
+  int64_t free = 0;       // once all is taken
+};
+
+constexpr int32_t kDevicePageSize = 16;
+
+class DeviceModel {
+ public:
+  // The checkpoint is not needed afterwards. Errors: those of load_weights; kUnsupported for what has no kernel;
+  // kResourceExhausted with what is needed and what there is.
+  static Result<std::unique_ptr<DeviceModel>> load(Recipe recipe, const loader::Checkpoint& checkpoint,
+                                                   DeviceModelOptions options);
+  virtual ~DeviceModel() = default;
+
+  virtual const ModelConfig& config() const = 0;
+  virtual const DeviceModelOptions& options() const = 0;  // num_pages and max_context resolved
+  virtual const DeviceMemoryPlan& memory() const = 0;
+
+  // Enqueues a step up to its logits. One caller at a time; the batch is copied before this returns, and obeys the
+  // limits of the options. Batches of one-token rows run from a captured graph where one is large enough. Allocates
+  // nothing.
+  virtual Status launch(const Batch& batch, ops::CudaStream stream) = 0;
+  virtual const float* logits() const = 0;  // device memory, (max_logits, vocab_size): of the last launch
+
+  // Captures the graphs of decode steps. Until then launch() runs them kernel by kernel.
+  virtual Status capture_graphs(ops::CudaStream stream) = 0;
+};
+
+}  // namespace vayu::model

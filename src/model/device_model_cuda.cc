@@ -1,0 +1,212 @@
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "base/check.h"
+#include "model/device_buffers.h"
+#include "model/device_model.h"
+#include "model/device_step.h"
+#include "model/device_weights.h"
+
+namespace vayu::model {
+namespace {
+
+constexpr double kGiB = 1 << 30;
+// Batch sizes that decode steps are captured for; a smaller batch is padded. Contexts decide how many blocks share a
+// row's keys.
+constexpr int32_t kGraphRows[] = {1, 2, 4, 8, 12, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128};
+constexpr int32_t kGraphContexts[] = {8192, 32768, 1 << 30};
+
+Status check_supported(const ModelConfig& config, const DeviceModelOptions& options) {
+  if (config.has_mla()) {
+    return make_error(ErrorKind::kUnsupported, "{}: multi-head latent attention runs on the CPU only (--device cpu)",
+                      config.architecture);
+  }
+  const int32_t group = config.num_q_heads / config.num_kv_heads;
+  const bool head = config.head_dim == 32 || config.head_dim == 64 || config.head_dim == 128;
+  if (!head || group > 16 || config.q_width() > 8192) {
+    return make_error(ErrorKind::kUnsupported,
+                      "{} query heads of {} over {} key heads: the CUDA backend has no attention for that",
+                      config.num_q_heads, config.head_dim, config.num_kv_heads);
+  }
+  const int32_t unit = config.has_moe() ? 64 : 16;
+  if (config.hidden % unit != 0) {
+    return make_error(ErrorKind::kUnsupported, "hidden size {} is not a multiple of {}: the CUDA backend needs that",
+                      config.hidden, unit);
+  }
+  if (options.max_rows < 1 || options.max_step_tokens < options.max_rows) {
+    return field_error("max_step_tokens", "max_step_tokens is {}, fewer than the {} rows of a step",
+                       options.max_step_tokens, options.max_rows);
+  }
+  return {};
+}
+
+// What the weights will take, from the checkpoint's shapes: known before anything is allocated.
+int64_t weight_estimate(const loader::Checkpoint& checkpoint, bool f8, int64_t embedding_elements) {
+  int64_t elements = 0;
+  for (const loader::CheckpointTensor& tensor : checkpoint.tensors()) elements += tensor.rows() * tensor.cols();
+  return f8 ? elements + embedding_elements : 2 * elements;
+}
+
+struct Graph {
+  int32_t rows = 0;
+  int32_t max_context = 0;
+  cudaGraphExec_t executable = nullptr;
+};
+
+class DeviceModelImpl final : public DeviceModel {
+ public:
+  DeviceModelImpl(Recipe recipe, DeviceModelOptions options)
+      : recipe_(std::move(recipe)), options_(std::move(options)) {}
+  ~DeviceModelImpl() override {
+    for (const Graph& graph : graphs_) cudaGraphExecDestroy(graph.executable);
+  }
+
+  Status load(const loader::Checkpoint& checkpoint) {
+    VAYU_ASSIGN_OR_RETURN(const ops::DeviceInfo device, ops::open_device());
+    if (options_.max_context == 0) options_.max_context = config().max_context;
+    VAYU_RETURN_IF_ERROR(check_supported(config(), options_));
+    memory_.total = device.total_bytes;
+    const DeviceBufferPlan plan = plan_device_buffers(config(), options_);
+    const int64_t weights =
+        weight_estimate(checkpoint, options_.f8_weights, config().vocab_size * int64_t{config().hidden});
+    const auto budget = static_cast<int64_t>(static_cast<double>(device.total_bytes) * options_.memory_fraction);
+    const int64_t usable = std::min(budget, device.free_bytes);
+    const int64_t page_bytes = device_kv_bytes_per_page(config(), options_.kv_format);
+    const int64_t least_pages =
+        options_.num_pages > 0 ? options_.num_pages : options_.max_context / kDevicePageSize + 1;
+    if (weights + plan.bytes + page_bytes * std::min<int64_t>(least_pages, 128) > usable) {
+      return make_error(
+          ErrorKind::kResourceExhausted,
+          "{} has {:.1f} GiB free, of which {:.1f} may be used; the weights take about {:.1f} GiB, "
+          "activations {:.1f}, a KV page {:.4f}. Fewer --max-num-batched-tokens or another --dtype take less",
+          device.name, device.free_bytes / kGiB, usable / kGiB, weights / kGiB, plan.bytes / kGiB, page_bytes / kGiB);
+    }
+    VAYU_ASSIGN_OR_RETURN(
+        weights_, load_device_weights(checkpoint, recipe_, options_.f8_weights, options_.pool, options_.progress));
+    memory_.weights = weights_.bytes;
+    VAYU_ASSIGN_OR_RETURN(buffers_, DeviceBuffers::create(plan, config(), options_));
+    memory_.workspace = plan.bytes;
+    VAYU_RETURN_IF_ERROR(take_pages(usable - memory_.weights - plan.bytes, page_bytes));
+    VAYU_ASSIGN_OR_RETURN(const ops::DeviceInfo after, ops::open_device());
+    memory_.free = after.free_bytes;
+    return {};
+  }
+
+  const ModelConfig& config() const override { return recipe_.config; }
+  const DeviceModelOptions& options() const override { return options_; }
+  const DeviceMemoryPlan& memory() const override { return memory_; }
+  const float* logits() const override { return buffers_.act.logits; }
+
+  Status launch(const Batch& batch, ops::CudaStream stream) override {
+    StepShape shape = buffers_.fill(batch, config(), options_, graph_rows(batch));
+    VAYU_RETURN_IF_ERROR(buffers_.upload(stream));
+    if (const Graph* graph = find_graph(shape)) {
+      if (cudaGraphLaunch(graph->executable, stream) == cudaSuccess) return {};
+      return ops::last_launch("decode graph");
+    }
+    launch_device_step(context(), shape, stream);
+    return ops::last_launch("step");
+  }
+
+  Status capture_graphs(ops::CudaStream stream) override {
+    for (const int32_t context_limit : kGraphContexts) {
+      const int32_t context = std::min(context_limit, options_.max_context);
+      if (!graphs_.empty() && graphs_.back().max_context == context) break;
+      for (const int32_t rows : kGraphRows) {
+        if (rows > options_.max_rows || rows > options_.max_logits) break;
+        VAYU_RETURN_IF_ERROR(capture(rows, context, stream));
+      }
+    }
+    return {};
+  }
+
+ private:
+  Status take_pages(int64_t bytes, int64_t page_bytes) {
+    if (options_.num_pages == 0) {
+      // More than every row's whole context is of use to the prefix cache alone; half as much again is plenty.
+      const int64_t wanted = int64_t{options_.max_rows} * (options_.max_context / kDevicePageSize + 1) * 3 / 2;
+      options_.num_pages =
+          static_cast<int32_t>(std::min<int64_t>({bytes / page_bytes, wanted, INT32_MAX / kDevicePageSize}));
+    }
+    if (options_.num_pages < 1 || options_.num_pages * page_bytes > bytes) {
+      return make_error(ErrorKind::kResourceExhausted,
+                        "{} KV pages of {} bytes do not fit in the {} bytes that are left", options_.num_pages,
+                        page_bytes, bytes);
+    }
+    memory_.kv_pages = options_.num_pages * page_bytes;
+    VAYU_ASSIGN_OR_RETURN(kv_, ops::DeviceMemory::create(memory_.kv_pages));
+    return {};
+  }
+
+  DeviceStepContext context() const {
+    return {config(), options_, weights_, buffers_.act, buffers_.inputs(), kv_.data()};
+  }
+
+  // The captured size a batch of one-token rows is padded to; 0: none.
+  int32_t graph_rows(const Batch& batch) const {
+    if (graphs_.empty() || batch.num_rows() != batch.num_tokens()) return 0;
+    int32_t best = 0;
+    for (const Graph& graph : graphs_) {
+      if (graph.rows >= batch.num_rows() && (best == 0 || graph.rows < best)) best = graph.rows;
+    }
+    return best;
+  }
+
+  const Graph* find_graph(const StepShape& shape) const {
+    if (!shape.decode_only) return nullptr;
+    for (const Graph& graph : graphs_) {
+      if (graph.rows == shape.num_rows && graph.max_context >= shape.max_context) return &graph;
+    }
+    return nullptr;
+  }
+
+  Status capture(int32_t rows, int32_t max_context, ops::CudaStream stream) {
+    const StepShape shape{.num_tokens = rows,
+                          .num_rows = rows,
+                          .num_logits = rows,
+                          .num_decode_rows = rows,
+                          .max_context = max_context,
+                          .decode_only = true};
+    buffers_.clear_inputs();
+    VAYU_RETURN_IF_ERROR(buffers_.upload(stream));
+    launch_device_step(context(), shape, stream);  // once outside, so that every kernel is loaded
+    VAYU_RETURN_IF_ERROR(ops::last_launch("first decode step"));
+    VAYU_RETURN_IF_ERROR(ops::synchronize(stream));
+    Graph graph{rows, max_context, nullptr};
+    cudaGraph_t captured = nullptr;
+    cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal);
+    launch_device_step(context(), shape, stream);
+    cudaStreamEndCapture(stream, &captured);
+    const cudaError_t made =
+        captured ? cudaGraphInstantiate(&graph.executable, captured, 0) : cudaErrorStreamCaptureInvalidated;
+    if (captured) cudaGraphDestroy(captured);
+    if (made != cudaSuccess) {
+      return make_error(ErrorKind::kUnavailable, "CUDA: a decode step of {} rows cannot be captured: {}", rows,
+                        cudaGetErrorString(made));
+    }
+    graphs_.push_back(graph);
+    return ops::last_launch("graph capture");
+  }
+
+  Recipe recipe_;
+  DeviceModelOptions options_;
+  DeviceWeights weights_;
+  DeviceBuffers buffers_;
+  ops::DeviceMemory kv_;  // (num_layers, num_pages, page_bytes)
+  DeviceMemoryPlan memory_;
+  std::vector<Graph> graphs_;  // by context, then by rows
+};
+
+}  // namespace
+
+Result<std::unique_ptr<DeviceModel>> DeviceModel::load(Recipe recipe, const loader::Checkpoint& checkpoint,
+                                                       DeviceModelOptions options) {
+  auto model = std::make_unique<DeviceModelImpl>(std::move(recipe), std::move(options));
+  VAYU_RETURN_IF_ERROR(model->load(checkpoint));
+  return std::unique_ptr<DeviceModel>(std::move(model));
+}
+
+}  // namespace vayu::model

@@ -1,0 +1,300 @@
+// Whole models on the device: against the PyTorch oracle (tests/golden/oracle) where that was made for BF16, and
+// against the CPU's Model on longer prompts, ragged batches, chunks, and captured graphs.
+#include "model/device_model.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "loader/json_config.h"
+#include "model/dummy_checkpoint.h"
+#include "model/model.h"
+#include "model/registry.h"
+#include "model/testing/batch_builder.h"
+#include "model/testing/golden.h"
+#include "ops/cpu/thread_pool.h"
+#include "ops/cuda/cuda_test_util.h"
+
+namespace vayu::model {
+namespace {
+
+using ops::TestRandom;
+using testing::golden_path;
+using testing::TestSequence;
+using Json = nlohmann::json;
+using Logits = std::vector<std::vector<float>>;  // (tokens, vocab)
+
+constexpr int32_t kMaxTokens = 512;
+
+struct Variant {
+  bool f8 = false;
+  ops::DeviceKvFormat kv = ops::DeviceKvFormat::kBF16;
+  bool graphs = false;
+};
+
+Recipe recipe_from(const Json& config) {
+  const auto json = loader::JsonConfig::parse(config.dump(), "config.json");
+  auto recipe = recipe_of(**json);
+  EXPECT_TRUE(recipe.ok()) << recipe.error().message;
+  return std::move(*recipe);
+}
+
+Json config_named(const std::string& name) {
+  return Json::parse(testing::read_whole(golden_path("configs/" + name + ".json")));
+}
+
+class Runner {
+ public:
+  Runner(const Json& config, const Variant& setup) {
+    Recipe recipe = recipe_from(config);
+    vocab_ = recipe.config.vocab_size;
+    const auto weights = dummy_checkpoint(recipe, 1234, "dummy");
+    DeviceModelOptions options;
+    options.f8_weights = setup.f8;
+    options.kv_format = setup.kv;
+    options.num_pages = 256;
+    options.max_step_tokens = kMaxTokens;
+    options.max_rows = 32;
+    options.max_logits = kMaxTokens;
+    options.max_context = std::min(recipe.config.max_context, 2048);
+    auto model = DeviceModel::load(std::move(recipe), *weights, options);
+    EXPECT_TRUE(model.ok()) << model.error().message;
+    model_ = std::move(*model);
+    stream_ = ops::create_stream().value();
+    if (setup.graphs) {
+      const Status captured = model_->capture_graphs(stream_);
+      EXPECT_TRUE(captured.ok()) << captured.error().message;
+    }
+  }
+  ~Runner() { ops::destroy_stream(stream_); }
+
+  Logits step(const Batch& batch) {
+    const Status launched = model_->launch(batch, stream_);
+    EXPECT_TRUE(launched.ok()) << launched.error().message;
+    std::vector<float> all(batch.num_logits() * int64_t{vocab_});
+    EXPECT_TRUE(
+        ops::copy_to_host(all.data(), model_->logits(), static_cast<int64_t>(all.size() * sizeof(float)), stream_)
+            .ok());
+    const Status landed = ops::synchronize(stream_);
+    EXPECT_TRUE(landed.ok()) << landed.error().message;
+    Logits rows;
+    for (int32_t i = 0; i < batch.num_logits(); ++i)
+      rows.emplace_back(&all[i * int64_t{vocab_}], &all[(i + 1) * int64_t{vocab_}]);
+    return rows;
+  }
+
+  // All logits of a prompt, `chunk` tokens a step.
+  Logits run(const std::vector<int32_t>& tokens, int32_t chunk) {
+    TestSequence sequence{tokens, std::vector<PageId>(tokens.size() / kDevicePageSize + 1), 0};
+    std::iota(sequence.pages.rbegin(), sequence.pages.rend(), 3);
+    Logits all;
+    while (sequence.computed < static_cast<int32_t>(tokens.size())) {
+      Batch batch;
+      append_row(batch, sequence, std::min(chunk, static_cast<int32_t>(tokens.size()) - sequence.computed),
+                 kDevicePageSize, true);
+      for (auto& row : step(batch)) all.push_back(std::move(row));
+    }
+    return all;
+  }
+
+ private:
+  int32_t vocab_ = 0;
+  std::unique_ptr<DeviceModel> model_;
+  ops::CudaStream stream_ = nullptr;
+};
+
+Logits run_cpu(const Json& config, const std::vector<int32_t>& tokens) {
+  static ThreadPool pool(0);
+  Recipe recipe = recipe_from(config);
+  const auto weights = dummy_checkpoint(recipe, 1234, "dummy");
+  ModelLoadOptions load;
+  load.ops = {ops::Backend::kCpu, &pool};
+  load.kv_format = ops::KvFormat::kBF16;
+  load.weight_format = DataFormat::kBF16;
+  load.num_pages = 256;
+  load.max_step_tokens = load.max_rows = load.max_logits = kMaxTokens;
+  load.max_context = std::min(recipe.config.max_context, 2048);
+  const int64_t vocab = recipe.config.vocab_size;
+  auto model = Model::load(std::move(recipe), *weights, load);
+  TestSequence sequence{tokens, std::vector<PageId>(tokens.size() / kDevicePageSize + 1), 0};
+  std::iota(sequence.pages.begin(), sequence.pages.end(), 0);
+  Batch batch;
+  append_row(batch, sequence, static_cast<int32_t>(tokens.size()), kDevicePageSize, true);
+  std::vector<float> all(tokens.size() * vocab);
+  (*model)->forward(batch, all.data());
+  Logits rows;
+  for (size_t i = 0; i < tokens.size(); ++i) rows.emplace_back(&all[i * vocab], &all[(i + 1) * vocab]);
+  return rows;
+}
+
+struct Errors {
+  double mean = 0;  // of |a - b|, over the rms of b
+  double percentile90 = 0;
+};
+
+Errors compare(const Logits& a, const Logits& b) {
+  std::vector<double> errors;
+  double squares = 0;
+  for (size_t t = 0; t < b.size(); ++t) {
+    for (size_t v = 0; v < b[t].size(); ++v) {
+      const double error = std::fabs(double{a[t][v]} - b[t][v]);
+      errors.push_back(std::isfinite(error) ? error : 1e30);
+      squares += double{b[t][v]} * b[t][v];
+    }
+  }
+  const double rms = std::sqrt(squares / static_cast<double>(errors.size()));
+  std::sort(errors.begin(), errors.end());
+  return {std::accumulate(errors.begin(), errors.end(), 0.0) / static_cast<double>(errors.size()) / rms,
+          errors[errors.size() * 9 / 10] / rms};
+}
+
+std::vector<int32_t> random_tokens(TestRandom& random, int64_t count, int32_t vocab) {
+  std::vector<int32_t> tokens(count);
+  for (int32_t& t : tokens) t = static_cast<int32_t>(random.integer(0, vocab - 1));
+  return tokens;
+}
+
+// Activations are rounded to BF16 between the fused operations, which the oracle does not do.
+constexpr double kBf16Mean = 0.03, kBf16Percentile90 = 0.08;
+// Of FP8 against BF16: 3 bits of mantissa on both sides of every product.
+constexpr double kF8Mean = 0.15, kF8Percentile90 = 0.35;
+
+constexpr const char* kVariants[] = {
+    "sarvam_moe_base", "sarvam_moe_grouped", "sarvam_moe_hidden384",  "sarvam_moe_experts128",
+    "qwen3",           "qwen3_moe",          "qwen3_moe_dense_layer", "llama_llama3",
+    "llama_yarn"};
+
+TEST(DeviceModelCuda, IsTheOracleInBf16) {
+  VAYU_NEEDS_DEVICE();
+  for (const char* variant : kVariants) {
+    const auto golden = testing::read_golden(golden_path(std::string("goldens/") + variant + ".safetensors"));
+    if (!golden.tensors.contains("tokens_bf16")) continue;
+    SCOPED_TRACE(variant);
+    Runner runner(Json::parse(testing::read_whole(golden_path(golden.metadata.at("config")))), {});
+    const Logits got = runner.run(golden.integers("tokens_bf16"), kMaxTokens);
+    Logits mine, want;
+    const auto positions = golden.integers("logit_positions_bf16");
+    for (size_t i = 0; i < positions.size(); ++i) {
+      mine.push_back(got[positions[i]]);
+      const float* row = golden.at("logits_bf16").values.data() + i * mine.back().size();
+      want.emplace_back(row, row + mine.back().size());
+    }
+    const Errors errors = compare(mine, want);
+    std::printf("MODEL %s bf16 against the oracle: mean %.4f p90 %.4f\n", variant, errors.mean, errors.percentile90);
+    EXPECT_LT(errors.mean, kBf16Mean);
+    EXPECT_LT(errors.percentile90, kBf16Percentile90);
+    EXPECT_GT(errors.mean, 1e-5);
+  }
+}
+
+// Prompts long enough for the tiled kernels; whole, in chunks of many sizes and token by token, with and without
+// graphs.
+TEST(DeviceModelCuda, DenseModelsAreTheCpusHoweverTheyAreCut) {
+  VAYU_NEEDS_DEVICE();
+  TestRandom random;
+  for (const char* variant : {"qwen3", "llama_llama3"}) {
+    SCOPED_TRACE(variant);
+    const Json config = config_named(variant);
+    const auto tokens = random_tokens(random, 300, config.at("vocab_size"));
+    const Logits want = run_cpu(config, tokens);
+    for (const Variant& setup :
+         {Variant{}, Variant{.graphs = true}, Variant{.f8 = true, .kv = ops::DeviceKvFormat::kF8E4M3}}) {
+      Runner runner(config, setup);
+      for (const int32_t chunk : {512, 100, 33, 1}) {
+        const Errors errors = compare(runner.run(tokens, chunk), want);
+        std::printf("MODEL %s %s chunk %d: mean %.4f p90 %.4f\n", variant, setup.f8 ? "f8" : "bf16", chunk, errors.mean,
+                    errors.percentile90);
+        EXPECT_LT(errors.mean, setup.f8 ? kF8Mean : kBf16Mean) << chunk;
+        EXPECT_LT(errors.percentile90, setup.f8 ? kF8Percentile90 : kBf16Percentile90) << chunk;
+      }
+    }
+  }
+}
+
+// Experts may change where two scores nearly tie, which moves whole rows: the median row must agree.
+TEST(DeviceModelCuda, ExpertsAgreeWithTheCpus) {
+  VAYU_NEEDS_DEVICE();
+  TestRandom random;
+  for (const char* variant : {"sarvam_moe_base", "sarvam_moe_experts128"}) {
+    SCOPED_TRACE(variant);
+    const Json config = config_named(variant);
+    const auto tokens = random_tokens(random, 300, config.at("vocab_size"));
+    const Logits want = run_cpu(config, tokens);
+    for (const Variant& setup : {Variant{.graphs = true}, Variant{.f8 = true, .graphs = true}}) {
+      Runner runner(config, setup);
+      for (const int32_t chunk : {300, 64, 1}) {
+        const Logits got = runner.run(tokens, chunk);
+        std::vector<double> means;
+        for (size_t t = 0; t < got.size(); ++t) means.push_back(compare({got[t]}, {want[t]}).mean);
+        std::sort(means.begin(), means.end());
+        std::printf("MODEL %s %s chunk %d: median row %.4f worst %.4f\n", variant, setup.f8 ? "f8" : "bf16", chunk,
+                    means[means.size() / 2], means.back());
+        EXPECT_LT(means[means.size() / 2], setup.f8 ? 0.3 : 0.04) << chunk;
+      }
+    }
+  }
+}
+
+// Decodes, chunks and whole prompts in one batch give what each gives alone.
+TEST(DeviceModelCuda, MixedBatchesKeepRowsApart) {
+  VAYU_NEEDS_DEVICE();
+  TestRandom random;
+  const Json config = config_named("qwen3");
+  Runner runner(config, {.graphs = true});
+  const int32_t vocab = config.at("vocab_size");
+  std::vector<TestSequence> sequences;
+  std::vector<Logits> alone;
+  PageId next_page = 60;
+  for (const int32_t length : {40, 1, 17, 130, 65}) {
+    TestSequence s{random_tokens(random, length, vocab), {}, 0};
+    alone.push_back(runner.run(s.tokens, kMaxTokens));
+    for (int32_t i = 0; i <= length / kDevicePageSize; ++i) s.pages.push_back(next_page++);
+    sequences.push_back(std::move(s));
+  }
+  std::vector<Logits> together(sequences.size());
+  while (true) {
+    Batch batch;
+    std::vector<std::pair<size_t, int32_t>> rows;
+    for (size_t i = 0; i < sequences.size(); ++i) {
+      TestSequence& s = sequences[i];
+      const auto left = static_cast<int64_t>(s.tokens.size()) - s.computed;
+      if (left == 0) continue;
+      const auto count =
+          static_cast<int32_t>(random.uniform() < 0.5 ? 1 : random.integer(1, std::min<int64_t>(left, 60)));
+      append_row(batch, s, count, kDevicePageSize, true);
+      rows.emplace_back(i, count);
+    }
+    if (rows.empty()) break;
+    const Logits got = runner.step(batch);
+    size_t at = 0;
+    for (const auto& [sequence, count] : rows) {
+      for (int32_t i = 0; i < count; ++i) together[sequence].push_back(got[at++]);
+    }
+  }
+  for (size_t i = 0; i < sequences.size(); ++i) {
+    const Errors errors = compare(together[i], alone[i]);
+    EXPECT_LT(errors.mean, kBf16Mean) << i;
+    EXPECT_LT(errors.percentile90, kBf16Percentile90) << i;
+  }
+}
+
+TEST(DeviceModelCuda, RefusesWhatDoesNotFit) {
+  VAYU_NEEDS_DEVICE();
+  Recipe recipe = recipe_from(config_named("qwen3"));
+  const auto weights = dummy_checkpoint(recipe, 1, "dummy");
+  DeviceModelOptions options;
+  options.memory_fraction = 1e-6;
+  const auto model = DeviceModel::load(std::move(recipe), *weights, options);
+  ASSERT_FALSE(model.ok());
+  EXPECT_EQ(model.error().kind, ErrorKind::kResourceExhausted);
+  EXPECT_NE(model.error().message.find("GiB free"), std::string::npos) << model.error().message;
+
+  Recipe latent = recipe_from(config_named("sarvam_mla_flat"));
+  const auto latent_weights = dummy_checkpoint(latent, 1, "dummy");
+  const auto refused = DeviceModel::load(std::move(latent), *latent_weights, {});
+  ASSERT_FALSE(refused.ok());
+  EXPECT_EQ(refused.error().kind, ErrorKind::kUnsupported);
+}
+
+}  // namespace
+}  // namespace vayu::model

@@ -1,0 +1,21 @@
+// The launches of one step of DeviceModel, layer by layer.
+#pragma once
+
+#include "model/device_buffers.h"
+#include "model/device_weights.h"
+
+namespace vayu::model {
+
+struct DeviceStepContext {
+  const ModelConfig& config;
+  const DeviceModelOptions& options;
+  const DeviceWeights& weights;
+  const DeviceActivations& act;
+  DeviceInputs inputs;
+  std::byte* kv;  // (num_layers, num_pages, page_bytes)
+};
+
+// Enqueues kernels and nothing else: what a graph is captured from.
+void launch_device_step(const DeviceStepContext& context, const StepShape& shape, ops::CudaStream stream);
+
+}  // namespace vayu::model

@@ -1,0 +1,266 @@
+#include "model/device_step.h"
+
+#include "base/check.h"
+#include "ops/activation/device_silu_mul.h"
+#include "ops/attention/device_decode.h"
+#include "ops/attention/device_prefill.h"
+#include "ops/gemm/device_gather.h"
+#include "ops/gemm/device_gemm.h"
+#include "ops/gemm/stream_linear.h"
+#include "ops/moe/device_combine.h"
+#include "ops/moe/device_route.h"
+#include "ops/moe/stream_experts.h"
+#include "ops/norm/add_norm.h"
+#include "ops/norm/quantize_rows.h"
+#include "ops/rope/device_rope.h"
+
+namespace vayu::model {
+namespace {
+
+using ops::ActRows;
+using ops::Bf16;
+using ops::CudaStream;
+using ops::DeviceMatrix;
+
+class StepLauncher {
+ public:
+  StepLauncher(const DeviceStepContext& context, const StepShape& shape, CudaStream stream)
+      : c_(context), config_(context.config), act_(context.act), shape_(shape), stream_(stream) {
+    batch_ = context.inputs.batch;
+    batch_.num_tokens = shape.num_tokens;
+    batch_.num_rows = shape.num_rows;
+  }
+
+  void run() {
+    ops::gather_rows_cuda(stream_, {.table = static_cast<const Bf16*>(c_.weights.embedding.data),
+                                    .ids = c_.inputs.token_ids,
+                                    .y = act_.residual,
+                                    .table_rows = config_.vocab_size,
+                                    .num_rows = shape_.num_tokens,
+                                    .cols = config_.hidden});
+    ops::add_norm_cuda(stream_, norm_args(c_.weights.layers.front().attention_norm, nullptr, false));
+    for (int32_t layer = 0; layer < config_.num_layers; ++layer) run_layer(layer);
+    run_head();
+  }
+
+ private:
+  void run_layer(int32_t index) {
+    const DeviceLayer& layer = c_.weights.layers[index];
+    attention(layer, index);
+    ops::add_norm_cuda(stream_, norm_args(layer.mlp_norm, act_.delta, layer.moe));
+    const bool last = index + 1 == config_.num_layers;
+    const float* next_norm = last ? nullptr : c_.weights.layers[index + 1].attention_norm;
+    if (layer.moe) {
+      experts(layer, next_norm);
+      delta_pending_ = false;
+      return;
+    }
+    mlp(layer, act_.x, act_.delta);
+    delta_pending_ = last;
+    if (!last) ops::add_norm_cuda(stream_, norm_args(next_norm, act_.delta, false));
+  }
+
+  ops::AddNormArgs norm_args(const float* weight, const Bf16* delta, bool for_router) const {
+    return {.residual = act_.residual,
+            .delta = delta,
+            .weight = weight,
+            .eps = config_.norm_eps,
+            .num_rows = shape_.num_tokens,
+            .hidden = config_.hidden,
+            .y = act_.x,
+            .y_bf16 = for_router ? act_.router_input : nullptr};
+  }
+
+  void linear(const DeviceMatrix& weight, const ActRows& x, Bf16* y) {
+    const ops::StreamLinearArgs few{.weight = weight, .x = x, .num_rows = shape_.num_tokens, .y = y};
+    if (shape_.num_tokens <= kStreamRows && ops::stream_linear_fits(few)) {
+      ops::stream_linear_cuda(stream_, few);
+      return;
+    }
+    ActRows out;
+    out.data = y;
+    out.cols = weight.rows;
+    ops::device_gemm_cuda(stream_, {.weight = weight, .x = x, .out = out, .num_rows = shape_.num_tokens});
+  }
+
+  void attention(const DeviceLayer& layer, int32_t index) {
+    linear(layer.qkv, act_.x, act_.qkv);
+    ops::DeviceKvLayer kv = device_kv_shape(config_, c_.options.kv_format);
+    kv.pages = c_.kv + index * int64_t{c_.options.num_pages} * kv.page_bytes();
+    ops::device_rope_kv_write_cuda(stream_, {.qkv = act_.qkv,
+                                             .positions = batch_.positions,
+                                             .slot_mapping = batch_.slot_mapping,
+                                             .rotation = {.inv_freq = c_.weights.inv_freq,
+                                                          .attention_factor = c_.weights.attention_factor,
+                                                          .pairing = config_.rope.pairing,
+                                                          .rotary_dim = config_.rope.rotary_dim},
+                                             .q_norm = layer.q_norm,
+                                             .k_norm = layer.k_norm,
+                                             .norm_eps = config_.norm_eps,
+                                             .num_q_heads = config_.num_q_heads,
+                                             .num_tokens = shape_.num_tokens,
+                                             .kv = kv});
+    attend(kv);
+    linear(layer.attention_output, act_.attention, act_.delta);
+  }
+
+  // Rows of one token through the decode kernel, which quantises its output itself when there are no others.
+  void attend(const ops::DeviceKvLayer& kv) {
+    const bool mixed = shape_.num_tiles > 0;
+    ActRows bf16;
+    bf16.data = act_.attention.is_f8() ? act_.attention_bf16 : static_cast<Bf16*>(act_.attention.data);
+    bf16.cols = config_.attention_width();
+    if (shape_.num_decode_rows > 0) {
+      ops::decode_attention_cuda(stream_, {.batch = batch_,
+                                           .decode_rows = c_.inputs.decode_rows,
+                                           .num_decode_rows = shape_.num_decode_rows,
+                                           .max_context = shape_.max_context,
+                                           .q = act_.qkv,
+                                           .q_stride = config_.qkv_width(),
+                                           .num_q_heads = config_.num_q_heads,
+                                           .scale = config_.attention_scale,
+                                           .kv = kv,
+                                           .out = mixed ? bf16 : act_.attention,
+                                           .scratch = act_.attention_scratch});
+    }
+    if (!mixed) return;
+    ops::device_prefill_cuda(stream_, {.q = act_.qkv,
+                                       .q_stride = config_.qkv_width(),
+                                       .out = static_cast<Bf16*>(bf16.data),
+                                       .kv = kv,
+                                       .batch = batch_,
+                                       .num_q_heads = config_.num_q_heads,
+                                       .scale = config_.attention_scale,
+                                       .rows = ops::PrefillRows::kMultiToken,
+                                       .tiles = c_.inputs.tiles,
+                                       .num_tiles = shape_.num_tiles});
+    if (!act_.attention.is_f8()) return;
+    ops::quantize_rows_cuda(stream_, {.x = act_.attention_bf16,
+                                      .x_stride = config_.attention_width(),
+                                      .num_rows = shape_.num_tokens,
+                                      .y = act_.attention});
+  }
+
+  // A dense MLP, or the shared expert.
+  void mlp(const DeviceLayer& layer, const ActRows& x, Bf16* out) {
+    ActRows inner = act_.mlp;
+    inner.cols = layer.gate_up.rows / 2;
+    const ops::StreamLinearArgs few{.weight = layer.gate_up, .x = x, .num_rows = shape_.num_tokens, .y = act_.gate_up};
+    if (shape_.num_tokens <= kStreamRows && ops::stream_linear_fits(few)) {
+      ops::stream_linear_cuda(stream_, few);
+      ops::device_silu_mul_cuda(stream_, {.gate_up = act_.gate_up, .num_rows = shape_.num_tokens, .y = inner});
+    } else {
+      ops::device_gemm_cuda(
+          stream_, {.weight = layer.gate_up, .x = x, .out = inner, .swiglu = true, .num_rows = shape_.num_tokens});
+    }
+    linear(layer.down, inner, out);
+  }
+
+  void experts(const DeviceLayer& layer, const float* next_norm) {
+    const ops::RouterShape& router = config_.moe.router;
+    const int32_t pairs = shape_.num_tokens * router.top_k;
+    ops::device_route_cuda(stream_, {.shape = router,
+                                     .x = act_.x.is_f8() ? act_.router_input : static_cast<const Bf16*>(act_.x.data),
+                                     .weight = layer.router,
+                                     .bias = layer.router_bias,
+                                     .num_tokens = shape_.num_tokens,
+                                     .num_valid_tokens = c_.inputs.num_valid,
+                                     .expert_ids = act_.expert_ids,
+                                     .expert_weights = act_.expert_weights,
+                                     .expert_indptr = act_.expert_indptr,
+                                     .sorted_tokens = act_.sorted_tokens,
+                                     .pair_position = act_.pair_position,
+                                     .scratch = act_.route_scratch});
+    const bool fused = layer.gate_up.rows > 0 && layer.gate_up.rows == 2 * act_.expert_mlp.cols;
+    ops::StreamExpertsArgs few{.gate_up = layer.expert_gate_up,
+                               .down = layer.expert_down,
+                               .shared_gate_up = fused ? layer.gate_up : DeviceMatrix{},
+                               .shared_down = fused ? layer.down : DeviceMatrix{},
+                               .x = act_.x,
+                               .num_tokens = shape_.num_tokens,
+                               .num_experts = router.num_experts,
+                               .top_k = router.top_k,
+                               .ffn = static_cast<int32_t>(act_.expert_mlp.cols),
+                               .expert_indptr = act_.expert_indptr,
+                               .sorted_tokens = act_.sorted_tokens,
+                               .h = act_.expert_mlp,
+                               .out = act_.expert_out,
+                               .workspace = act_.experts_workspace};
+    const Bf16* shared_out = nullptr;
+    if (shape_.num_tokens <= c_.options.max_experts_stream && ops::stream_experts_fits(few)) {
+      ops::stream_experts_cuda(stream_, few);
+      if (fused) shared_out = act_.expert_out + int64_t{pairs} * config_.hidden;
+    } else {
+      multiply_experts(layer, pairs);
+    }
+    if (layer.gate_up.rows > 0 && shared_out == nullptr) {
+      mlp(layer, act_.x, act_.delta);
+      shared_out = act_.delta;
+    }
+    ops::AddNormArgs norm = norm_args(next_norm, shared_out, false);
+    ops::combine_add_norm_cuda(stream_, {.expert_out = act_.expert_out,
+                                         .pair_position = act_.pair_position,
+                                         .weights = act_.expert_weights,
+                                         .top_k = router.top_k,
+                                         .norm = norm});
+  }
+
+  void multiply_experts(const DeviceLayer& layer, int32_t pairs) {
+    const int32_t num_experts = config_.moe.router.num_experts;
+    ops::device_gemm_cuda(stream_, {.weight = layer.expert_gate_up,
+                                    .x = act_.x,
+                                    .out = act_.expert_mlp,
+                                    .swiglu = true,
+                                    .num_rows = pairs,
+                                    .num_groups = num_experts,
+                                    .group_indptr = act_.expert_indptr,
+                                    .x_rows = act_.sorted_tokens});
+    ActRows out;
+    out.data = act_.expert_out;
+    out.cols = config_.hidden;
+    ops::device_gemm_cuda(stream_, {.weight = layer.expert_down,
+                                    .x = act_.expert_mlp,
+                                    .out = out,
+                                    .num_rows = pairs,
+                                    .num_groups = num_experts,
+                                    .group_indptr = act_.expert_indptr});
+  }
+
+  void run_head() {
+    if (shape_.num_logits == 0) return;
+    ops::add_norm_cuda(stream_, {.residual = act_.residual,
+                                 .delta = delta_pending_ ? act_.delta : nullptr,
+                                 .row_ids = c_.inputs.logit_rows,
+                                 .weight = c_.weights.output_norm,
+                                 .eps = config_.norm_eps,
+                                 .num_rows = shape_.num_logits,
+                                 .hidden = config_.hidden,
+                                 .y = act_.head_input});
+    for (int32_t first = 0; first < shape_.num_logits; first += kStreamRows) {
+      ops::StreamLinearArgs head{.weight = c_.weights.head,
+                                 .x = act_.head_input,
+                                 .num_rows = std::min(kStreamRows, shape_.num_logits - first),
+                                 .y_float = act_.logits + first * int64_t{config_.vocab_size}};
+      head.x.data = static_cast<std::byte*>(head.x.data) + first * config_.hidden * int64_t{head.x.is_f8() ? 1 : 2};
+      if (head.x.is_f8()) head.x.scales += first;
+      VAYU_CHECK(ops::stream_linear_fits(head), "a head of {} inputs", config_.hidden);
+      ops::stream_linear_cuda(stream_, head);
+    }
+  }
+
+  const DeviceStepContext& c_;
+  const ModelConfig& config_;
+  const DeviceActivations& act_;
+  const StepShape& shape_;
+  CudaStream stream_;
+  ops::DeviceBatch batch_;
+  bool delta_pending_ = false;  // the last layer's output is not on the residual yet
+};
+
+}  // namespace
+
+void launch_device_step(const DeviceStepContext& context, const StepShape& shape, CudaStream stream) {
+  StepLauncher(context, shape, stream).run();
+}
+
+}  // namespace vayu::model
