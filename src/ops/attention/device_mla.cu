@@ -137,6 +137,19 @@ __device__ __forceinline__ void start_query_copy(const MlaParams& p, uint32_t to
   }
 }
 
+// Smaller models: the columns behind theirs count in the products, in the queries and in both tiles: zeros there, once.
+// (Of FP8 the second tile is the staging, which is written by the copies that follow.)
+__device__ __forceinline__ void clear_columns(const MlaParams& p, MlaShared& shared) {
+  const int chunks = p.head_dim / 8, spare = 8 * kColumns - chunks;
+  for (int i = threadIdx.x; i < 64 * spare; i += kThreads) {
+    const uint32_t offset = tile_offset(i / spare, chunks + i % spare);
+    for (char* tile : {shared.q, shared.tiles, shared.tiles + kTileBytes}) {
+      *reinterpret_cast<uint4*>(tile + offset) = make_uint4(0, 0, 0, 0);
+    }
+  }
+  __syncthreads();
+}
+
 // The N-major operand: 16 keys from `rows` on, columns of 64 apart by kColumnBytes, groups of 8 keys by 1024.
 __device__ __forceinline__ uint64_t value_descriptor(const char* rows) {
   const uint64_t address = (shared_address(rows) & 0x3FFFF) >> 4;
@@ -156,10 +169,9 @@ __device__ __forceinline__ void attend(const MlaParams& p, MlaShared& shared, co
   const int c = threadIdx.x % 4, partner = threadIdx.x ^ 128;
   float score[16];
   const uint64_t q = swizzled_descriptor(shared.q), k = swizzled_descriptor(tile + group * 32 * 128);
-  const int steps = p.head_dim / 16;
   wgmma_fence();
-#pragma unroll 4
-  for (int step = 0; step < steps; ++step) {
+#pragma unroll
+  for (int step = 0; step < 4 * kColumns; ++step) {
     const uint64_t offset = (step >> 2) * (kColumnBytes >> 4) + (step & 3) * kDescriptorStep;
     WgmmaBf16<32>::run(score, q + offset, k + offset, step > 0);
   }
@@ -218,7 +230,6 @@ __device__ __forceinline__ void attend(const MlaParams& p, MlaShared& shared, co
   for (int step = 0; step < 2; ++step) {
     load_words<4>(reinterpret_cast<const char*>(&shared.weights[partner][4 * step]), others[step]);
   }
-  if (group * 256 >= p.latent_dim) return;
   const char* values = tile + group * 4 * kColumnBytes;
   wgmma_fence();
 #pragma unroll
@@ -293,6 +304,7 @@ __global__ void __launch_bounds__(kThreads, 1) mla_kernel(const MlaParams p) {
   const int first = split * share, last = min(first + share, num_tiles);
   if (first >= last) return store_nothing(p, token, split);
 
+  if (p.head_dim < 64 * kColumns) clear_columns(p, shared);
   const int32_t* table = p.batch.page_table + p.batch.kv_indptr[row];
   int pages[4];
   read_pages(table, first, visible, pages);
