@@ -56,7 +56,7 @@ std::vector<float> random_x(TestRandom& random, const Case& c, int64_t rows) {
 // Largest |difference| / |reference| of a row (Euclidean norms). The tensor cores sum FP8 products with about 14 bits,
 // BF16 outputs keep 8 bits, FP8 outputs 4: a value next to the middle of two may fall to either side.
 double row_tolerance(const Case& c) {
-  if (c.f8_out) return 3e-2;
+  if (c.f8_out) return 5e-2;  // roundings to E4M3 that fall the other way
   const bool f8 = c.scale != WeightScale::kNone;
   return c.swiglu ? (f8 ? 1e-2 : 5e-3) : (f8 ? 6e-3 : 3e-3);
 }
