@@ -52,7 +52,7 @@ struct Config {
   static constexpr int kBlockBytes = kColumns * kKeyColumnBytes;
   static constexpr int kQueryBytes = kColumns * kQueryColumnBytes;
   static constexpr int kSharedBytes = 1024 + 2 * kStages * kBlockBytes + kConsumers * 2 * kQueryBytes +
-                                      (kF8 ? kRawPieces * kPieceBytes : 0) + 4 * kStages * 8;
+                                      (kF8 ? kRawPieces * kPieceBytes : 0) + 4 * kStages * 8 + 16;
   static constexpr int kFeederRegisters = kHeadDim == 64 ? 32 : (kF8 ? 56 : 24);
   static constexpr int kConsumerRegisters = kHeadDim == 64 ? 160 : (kF8 ? 224 : 240);
   static constexpr int kFullArrivals = kF8 ? 128 : 1;
@@ -65,6 +65,7 @@ struct Shared {
   uint8_t* queries;  // [consumer][2][column][row]
   uint8_t* raw;      // FP8 pieces on their way
   uint64_t *keys_full, *keys_empty, *values_full, *values_empty;
+  float* spare;  // see Softmax::settle
 
   __device__ explicit Shared(uint8_t* memory) {
     uint8_t* base = memory + ((1024 - (shared_address(memory) & 1023)) & 1023);
@@ -76,6 +77,7 @@ struct Shared {
     keys_empty = keys_full + C::kStages;
     values_full = keys_empty + C::kStages;
     values_empty = values_full + C::kStages;
+    spare = reinterpret_cast<float*>(values_empty + C::kStages);
   }
   __device__ void init_barriers() const {
     for (int i = 0; i < C::kStages; ++i) {
@@ -375,6 +377,14 @@ struct Softmax {
     }
     return true;
   }
+  // Sums are never negative, so nothing is stored. That the store might be, and depends on all weights, keeps ptxas
+  // from moving the exponentials behind the wait for the products that run meanwhile (an empty asm leaves no trace in
+  // PTX).
+  __device__ __forceinline__ void settle(uint32_t spare) const {
+    asm volatile("{.reg .pred p; setp.lt.f32 p, %0, 0f00000000; @p st.shared.f32 [%1], %0;}" ::"f"(sum[0] + sum[1]),
+                 "r"(spare)
+                 : "memory");
+  }
   __device__ __forceinline__ void weigh(float (&s)[64], float scale_log2) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
@@ -403,7 +413,7 @@ __device__ __forceinline__ void pack(uint32_t (&weights)[8][4], const float (&s)
 }
 
 // Value rows from `first` on become zeros: what lies there may be NaN, and 0 * NaN is NaN. All consumers may do it to
-// the same block, which is harmless.
+// the same block, which is harmless. (Widened FP8 blocks have the zeros already.)
 template <class C>
 __device__ __forceinline__ void clear_values(uint8_t* block, int first, int group) {
   for (int i = first * 8 + threadIdx.x % 128; i < kKeys * 8; i += 128) {
@@ -426,7 +436,8 @@ __device__ __forceinline__ void transpose_quad(uint32_t (&word)[4]) {
       if (i & bit) continue;
       const uint32_t sent = (lane & bit) ? word[i] : word[i | bit];
       const uint32_t received = __shfl_xor_sync(0xffffffffu, sent, bit);
-      word[(lane & bit) ? i : i | bit] = received;
+      word[i] = (lane & bit) ? received : word[i];
+      word[i | bit] = (lane & bit) ? word[i | bit] : received;
     }
   }
 }
@@ -434,13 +445,14 @@ __device__ __forceinline__ void transpose_quad(uint32_t (&word)[4]) {
 // The thread has columns 8 j + 2 (t % 4) + {0, 1} of its two rows; after exchanges in fours, 16 bytes of a row.
 template <class C>
 __device__ __forceinline__ void store_rows(const PrefillParams& params, const PrefillTile& tile, int head, int first,
-                                           const float (&o)[C::kColumns * 32], const float (&sum)[2]) {
+                                           const float (&o)[C::kColumns * 32], const Softmax& softmax) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    float total = sum[h] + __shfl_xor_sync(0xffffffffu, sum[h], 1);
+    float total = softmax.sum[h] + __shfl_xor_sync(0xffffffffu, softmax.sum[h], 1);
     total += __shfl_xor_sync(0xffffffffu, total, 2);
-    const float inverse = 1.0f / total;
+    // No logit above -inf: 0 / 0, which the polynomial's smallest value would hide.
+    const float inverse = softmax.base[h] == __int_as_float(0xff800000) ? __int_as_float(0x7fc00000) : 1.0f / total;
     const int row = first + threadIdx.x % 128 / 32 * 16 + lane / 4 + 8 * h;
     const int token = row / params.group;
     const int64_t q_row = int64_t{tile.q_begin + token} * params.num_kv_heads * params.group + head * params.group +
@@ -522,7 +534,7 @@ struct Consumer {
                             cached + min(row + 8, last_row) / params.group + 1 - n * kKeys};
       mask(s, limit);
     };
-    if (blocks * kKeys > tile.kv_len) {
+    if (!C::kF8Pages && blocks * kKeys > tile.kv_len) {
       wait_values();
       clear_values<C>(shared.values + value_ring.stage * C::kBlockBytes, tile.kv_len - (blocks - 1) * kKeys, group);
     }
@@ -555,6 +567,7 @@ struct Consumer {
       mask_block(n);
       const bool raised = softmax.raise(s, slack, params.scale_log2, factor);
       softmax.weigh(s, params.scale_log2);
+      softmax.settle(shared_address(shared.spare));
       wgmma_wait<0>();
       wgmma_pin(o);
       pin(weights);
@@ -575,7 +588,7 @@ struct Consumer {
     wgmma_pin(o);
     pin(weights);
     release_values();
-    store_rows<C>(params, tile, head, first, o, softmax.sum);
+    store_rows<C>(params, tile, head, first, o, softmax);
   }
 };
 
