@@ -33,65 +33,60 @@ __device__ double uniform_of(uint64_t seed, int32_t output_index) {
   return static_cast<double>(bits >> 11) * 0x1p-53;
 }
 
-// Steps 6 and 7 of sample.h. `row` may be the edited one; maximum_at(i): maxima of `count` disjoint parts of it.
-template <class MaximumAt>
-__device__ int32_t draw(const DeviceSampleTask& task, Row row, DrawShared& s, int32_t vocab_size, int count,
-                        MaximumAt&& maximum_at) {
+// Steps 6 and 7 of sample.h on s.row. scan_maxima: null for an edited row.
+__device__ int32_t draw(const DeviceSampleTask& task, DrawShared& s, int32_t vocab_size, const float* scan_maxima) {
   const double temperature = task.temperature;
-  row.scale = static_cast<float>(fmin(1.4426950408889634 / temperature, static_cast<double>(FLT_MAX)));
-  const float reach = fmaxf(fminf(kReach, distance_of(row, row.min)), 1e-30f);
-  row.bins_per_unit = kBins / reach;
-  if (task.top_k > 0 && task.top_k < vocab_size) {
-    row.floor_key = kth_key(s, row, task.top_k, kth_maximum(s, task.top_k, count, maximum_at));
-  }
-  fill_histogram(s, row, kByDistance, [&](float logit, uint64_t) { return distance_bin(row, logit); });
+  change_row(s, [&](Row& row) {
+    row.scale = static_cast<float>(fmin(1.4426950408889634 / temperature, static_cast<double>(FLT_MAX)));
+    row.bins_per_unit = kBins / fmaxf(fminf(kReach, distance_of(row, row.min)), 1e-30f);
+  });
+  if (task.top_k > 0 && task.top_k < vocab_size) keep_top_k(s, task.top_k, scan_maxima);
+  fill_histogram(s, kByDistance, 0, kHighestKey, 0);
   const uint64_t total = s.cumulative[kByDistance][kBins - 1];
   uint64_t kept = total;
   if (task.top_p < 1) {
     const auto needed = static_cast<uint64_t>(ceil(static_cast<double>(task.top_p) * static_cast<double>(total)));
-    const Found last = select_by_mass(s, row, min(max(needed, uint64_t{1}), total) - 1);
-    row.floor_key = last.key;
+    const Found last = select_by_mass(s, min(max(needed, uint64_t{1}), total) - 1);
+    change_row(s, [&](Row& row) { row.floor_key = last.key; });
     kept = last.through;
   }
   if (task.min_p > 0) {  // p >= min_p max p, as a bound on the logit: exact where p is close to 1
-    const float lowest = __double2float_ru(row.max + log(static_cast<double>(task.min_p)) * temperature);
+    const float lowest = __double2float_ru(s.row.max + log(static_cast<double>(task.min_p)) * temperature);
     const uint64_t key = uint64_t{ordered_bits(lowest)} << 32;
-    if (key > row.floor_key) {
-      row.floor_key = key;
-      kept = total_mass(s, row);
+    if (key > s.row.floor_key) {
+      change_row(s, [&](Row& row) { row.floor_key = key; });
+      kept = total_mass(s);
     }
   }
   const double u = uniform_of(task.seed, task.output_index);
   const auto target = static_cast<uint64_t>(u * static_cast<double>(kept));
-  return id_of(select_by_mass(s, row, min(target, kept - 1)).key);
+  return id_of(select_by_mass(s, min(target, kept - 1)).key);
 }
 
-// The task's token; -1: nothing is left to draw from. `original` is unedited.
+// The task's token; -1: nothing is left to draw from. s.row is the unedited row, and may be another one afterwards.
 __device__ int32_t choose(const DeviceSampleArgs& args, const DeviceSampleTask& task, const DeviceRowScan& scan,
-                          const Row& original, DrawShared& s) {
-  if (!(task.flags & kSampleEdits)) {
-    return draw(task, original, s, args.vocab_size, kRowMaxima, [&](int i) { return scan.maxima[i]; });
+                          DrawShared& s) {
+  const float* scan_maxima = scan.maxima;
+  if (task.flags & kSampleEdits) {
+    const uint64_t best = edit_row(args, task, s);
+    if (best == 0) return -1;
+    if (!(task.flags & kSampleDraw)) return id_of(best);
+    scan_maxima = nullptr;
   }
-  Row row = original;
-  const uint64_t best = edit_row(args, task, row, s);
-  if (best == 0) return -1;
-  if (!(task.flags & kSampleDraw)) return id_of(best);
-  return draw(task, row, s, args.vocab_size, row.blocks * kEditMaxima,
-              [&](int i) { return peer(s.maxima, i / kEditMaxima)[i % kEditMaxima]; });
+  return draw(task, s, args.vocab_size, scan_maxima);
 }
 
-// Lists the most likely tokens of the unedited row; returns how many. The first block writes.
-__device__ int32_t list_most_likely(DeviceSampleResult& result, Row row, DrawShared& s, const DeviceRowScan& scan,
+// Lists the most likely tokens of s.row, the unedited one; returns how many. The first block writes.
+__device__ int32_t list_most_likely(DeviceSampleResult& result, DrawShared& s, const DeviceRowScan& scan,
                                     int32_t num_top, bool first_block) {
-  row.floor_key = kth_key(s, row, num_top, kth_maximum(s, num_top, kRowMaxima, [&](int i) { return scan.maxima[i]; }));
-  const int32_t count = gather(s, row, [](float, uint64_t) { return true; }).count;
-  const int32_t i = static_cast<int32_t>(threadIdx.x);
+  keep_top_k(s, num_top, scan.maxima);
+  const int32_t count = gather(s, {0, kHighestKey, -1}).count;
+  const auto i = static_cast<int32_t>(threadIdx.x);
   if (first_block && i < count) {
     const uint64_t key = s.keys[i];
     result.top[i].token = id_of(key);
     result.top[i].logprob = static_cast<float>(logit_of(key) - scan.log_sum);
   }
-  __syncthreads();
   return count;
 }
 
@@ -101,27 +96,29 @@ __global__ void __launch_bounds__(kDrawThreads, 1) draw_rows(const DeviceSampleA
   let_next_start();
   const int blocks = cluster_blocks();
   const int32_t index = static_cast<int32_t>(blockIdx.x) / blocks;
-  const DeviceSampleTask task = args.tasks[index];
+  const DeviceSampleTask& task = args.tasks[index];
   const DeviceRowScan& scan = args.scans[index];
   if (!scan.finite || !is_for_draw(task)) return;  // the whole cluster
   const auto rank = static_cast<int>(cluster_rank());
   const float* logits = args.logits + index * args.logits_stride;
-  const Row row = {logits,
-                   slice_of(args.vocab_size, rank, blocks),
-                   rows_aligned(args.logits, args.logits_stride),
-                   blocks,
-                   scan.max,
-                   scan.min,
-                   0,
-                   false,
-                   1,
-                   1};
-  const int32_t token = task.fixed_token >= 0                       ? task.fixed_token
-                        : task.flags & (kSampleDraw | kSampleEdits) ? choose(args, task, scan, row, s)
-                                                                    : scan.argmax;
+  const auto unedited = [&](Row& row) {
+    row = {};
+    row.logits = logits;
+    row.slice = slice_of(args.vocab_size, rank, blocks);
+    row.aligned = rows_aligned(args.logits, args.logits_stride);
+    row.blocks = blocks;
+    row.max = scan.max;
+    row.min = scan.min;
+  };
+  int32_t token = task.fixed_token >= 0 ? task.fixed_token : scan.argmax;
+  if (task.fixed_token < 0 && (task.flags & (kSampleDraw | kSampleEdits))) {
+    change_row(s, unedited);
+    token = choose(args, task, scan, s);
+  }
   int32_t num_top = 0;
   if (token >= 0 && task.num_top > 0) {
-    num_top = list_most_likely(args.results[index], row, s, scan, task.num_top, rank == 0);
+    change_row(s, unedited);
+    num_top = list_most_likely(args.results[index], s, scan, task.num_top, rank == 0);
   }
   if (rank > 0 || threadIdx.x > 0) return;
   const bool report = token >= 0 && (task.flags & kSampleLogprob);

@@ -101,7 +101,7 @@ __device__ inline uint64_t scan_edited(Row& row, DrawShared& s) {
   if (thread == 0) s.edited = {0, kInfinity, 0};
   uint64_t max = 0;
   float min = kInfinity;
-  for_each_token(row, [&](float logit, uint64_t key) {
+  for_each_token(row, 0, kHighestKey, [&](float logit, uint64_t key) {
     max = key > max ? key : max;
     min = fminf(min, logit);
   });
@@ -139,9 +139,9 @@ __device__ inline uint64_t scan_edited(Row& row, DrawShared& s) {
   return key;
 }
 
-// Points `row` to its edited copy; returns the key of its most likely token, 0 when none is possible.
-__device__ inline uint64_t edit_row(const DeviceSampleArgs& args, const DeviceSampleTask& task, Row& row,
-                                    DrawShared& s) {
+// Makes the edited copy the row; returns the key of its most likely token, 0 when none is possible.
+__device__ __noinline__ uint64_t edit_row(const DeviceSampleArgs& args, const DeviceSampleTask& task, DrawShared& s) {
+  Row row = s.row;
   const int64_t stride = (int64_t{args.vocab_size} + 3) / 4 * 4;  // padded_vocab
   float* out = args.edited + task.edit_row * stride;
   if (task.flags & kSamplePenalties) {
@@ -155,7 +155,9 @@ __device__ inline uint64_t edit_row(const DeviceSampleArgs& args, const DeviceSa
   apply_bias_and_bans(args, task, out, row, s);
   row.logits = out;
   row.aligned = rows_aligned(args.edited, stride);
-  return scan_edited(row, s);
+  const uint64_t best = scan_edited(row, s);
+  change_row(s, [&](Row& shared) { shared = row; });
+  return best;
 }
 
 }  // namespace vayu::ops

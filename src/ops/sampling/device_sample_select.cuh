@@ -3,6 +3,9 @@
 // 2^-44, and integers add up the same in any order: histograms with atomics stay deterministic, and what all blocks
 // compute from the same sums they agree on without talking.
 //
+// The passes are functions of their own, called, and find the row in shared memory: inlined wherever they are used they
+// made 670 KB of code, far beyond the instruction caches.
+//
 // select() narrows an interval of keys: gather its tokens; when they fit into kList, sort them and walk; otherwise
 // spread them over kBins by key and go on with the bin in which the target is crossed. Keys are distinct, so this ends:
 // 64 bits / 11 a round. The first histogram of a draw is by distance from the maximum instead, linear in the logit:
@@ -22,6 +25,27 @@ constexpr int kWeightBits = 44;  // 2^44 * 2^19 tokens stay below 2^63
 constexpr float kReach = 45;     // halvings from the maximum at which a weight rounds to 0
 constexpr int kEditGroup = 8;    // lanes that give one of a block's maxima
 constexpr int kEditMaxima = kDrawThreads / kEditGroup;
+
+// What a pass over the row needs.
+struct Row {
+  const float* logits;
+  Slice slice;
+  bool aligned;
+  bool counting;  // amounts are 1
+  int blocks;
+  float max;
+  float min;            // of the possible tokens
+  float scale;          // log2(e) / T
+  float bins_per_unit;  // of distance
+  uint64_t floor_key;   // tokens with lower keys are out
+};
+// Tokens with keys in [low, high], and of one bin by distance if bin >= 0.
+struct Interval {
+  uint64_t low;
+  uint64_t high;
+  int32_t bin;
+};
+constexpr uint64_t kHighestKey = ~uint64_t{0};
 
 enum Histogram { kByDistance, kByKey };
 
@@ -50,6 +74,7 @@ struct DrawShared {                  // 64 KiB and a little
   uint64_t local_keys[kList];        // gathered by this block
   uint64_t keys[kList];              // gathered by the cluster, sorted
   uint64_t warp_totals[kDrawWarps];
+  Row row;  // changed by change_row alone
   Gathered local;
   Found found;
   FoundBin found_bin;
@@ -63,19 +88,13 @@ __device__ __forceinline__ DrawShared& draw_shared() {
   return *reinterpret_cast<DrawShared*>(draw_memory);
 }
 
-// What a pass over the row needs.
-struct Row {
-  const float* logits;
-  Slice slice;
-  bool aligned;
-  int blocks;
-  float max;
-  float min;            // of the possible tokens
-  uint64_t floor_key;   // tokens with lower keys are out
-  bool counting;        // amounts are 1
-  float scale;          // log2(e) / T
-  float bins_per_unit;  // of distance
-};
+// change(row) by one thread, between barriers of the block.
+template <class Change>
+__device__ __forceinline__ void change_row(DrawShared& s, Change&& change) {
+  __syncthreads();
+  if (threadIdx.x == 0) change(s.row);
+  __syncthreads();
+}
 
 __device__ __forceinline__ float distance_of(const Row& row, float logit) {  // in halvings of the weight
   return __fmul_rn(__fsub_rn(row.max, logit), row.scale);
@@ -87,9 +106,9 @@ __device__ __forceinline__ uint64_t amount_of(const Row& row, float logit) {
   return row.counting ? 1 : __float2ull_rn(exp2f(-distance_of(row, logit)) * (1ull << kWeightBits));
 }
 
-// visit(logit, key) for every possible token of this block's slice that is not below the floor.
+// visit(logit, key) for every possible token of this block's slice with a key in [low, high].
 template <class Visit>
-__device__ __forceinline__ void for_each_token(const Row& row, Visit&& visit) {
+__device__ __forceinline__ void for_each_token(const Row& row, uint64_t low, uint64_t high, Visit&& visit) {
   constexpr int kStride = 4 * kDrawThreads;
   for (int32_t first = row.slice.begin + static_cast<int32_t>(threadIdx.x) * 4; first < row.slice.end;
        first += kStride * kDrawVectors) {
@@ -104,14 +123,14 @@ __device__ __forceinline__ void for_each_token(const Row& row, Visit&& visit) {
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         const uint64_t key = key_of(four[e], first + i * kStride + e);
-        if (four[e] > -kInfinity && key >= row.floor_key) visit(four[e], key);
+        if (four[e] > -kInfinity && key >= low && key <= high) visit(four[e], key);
       }
     }
   }
 }
 
 // Inclusive sums over the threads of the block.
-__device__ __forceinline__ uint64_t block_scan(DrawShared& s, uint64_t v) {
+__device__ __noinline__ uint64_t block_scan(DrawShared& s, uint64_t v) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 #pragma unroll
   for (int offset = 1; offset < 32; offset *= 2) {
@@ -136,7 +155,7 @@ __device__ __forceinline__ uint64_t block_scan(DrawShared& s, uint64_t v) {
 }
 
 // s.keys[0, count) descending; the rest up to a power of two becomes 0.
-__device__ __forceinline__ void sort_keys(DrawShared& s, int count) {
+__device__ __noinline__ void sort_keys(DrawShared& s, int count) {
   const int i = static_cast<int>(threadIdx.x);
   int size = 2;
   while (size < count) size *= 2;
@@ -157,55 +176,51 @@ __device__ __forceinline__ void sort_keys(DrawShared& s, int count) {
   }
 }
 
-// Tokens for which `wanted` holds, from all blocks. When they fit into kList they lie sorted in s.keys.
-template <class Wanted>
-__device__ Gathered gather(DrawShared& s, const Row& row, Wanted&& wanted) {
-  if (threadIdx.x == 0) s.local = {~uint64_t{0}, 0, 0};
+// The tokens of an interval that are not below the floor, from all blocks. When they fit into kList they lie sorted in
+// s.keys.
+__device__ __noinline__ Gathered gather(DrawShared& s, Interval interval) {
+  const Row row = s.row;
+  if (threadIdx.x == 0) s.local = {kHighestKey, 0, 0};
   __syncthreads();
-  uint64_t min = ~uint64_t{0}, max = 0;
-  for_each_token(row, [&](float logit, uint64_t key) {
-    if (!wanted(logit, key)) return;
-    const int place = atomicAdd(&s.local.count, 1);
-    if (place < kList) s.local_keys[place] = key;
-    min = key < min ? key : min;
-    max = key > max ? key : max;
-  });
+  uint64_t min = kHighestKey, max = 0;
+  for_each_token(row, interval.low > row.floor_key ? interval.low : row.floor_key, interval.high,
+                 [&](float logit, uint64_t key) {
+                   if (interval.bin >= 0 && distance_bin(row, logit) != interval.bin) return;
+                   const int place = atomicAdd(&s.local.count, 1);
+                   if (place < kList) s.local_keys[place] = key;
+                   min = key < min ? key : min;
+                   max = key > max ? key : max;
+                 });
   if (max > 0) {
     atomicMin(reinterpret_cast<unsigned long long*>(&s.local.min), static_cast<unsigned long long>(min));
     atomicMax(reinterpret_cast<unsigned long long*>(&s.local.max), static_cast<unsigned long long>(max));
   }
   cluster_sync();
-  Gathered all = {~uint64_t{0}, 0, 0};
+  Gathered all = {kHighestKey, 0, 0};
   for (int rank = 0; rank < row.blocks; ++rank) {
     const Gathered part = *peer(&s.local, rank);
+    if (all.count + part.count <= kList && static_cast<int>(threadIdx.x) < part.count) {
+      s.keys[all.count + threadIdx.x] = peer(s.local_keys, rank)[threadIdx.x];
+    }
     all.min = part.min < all.min ? part.min : all.min;
     all.max = part.max > all.max ? part.max : all.max;
     all.count += part.count;
-  }
-  if (all.count <= kList) {
-    int32_t place = 0;
-    for (int rank = 0; rank < row.blocks; ++rank) {
-      const int32_t count = peer(&s.local, rank)->count;
-      const int i = static_cast<int>(threadIdx.x);
-      if (i < count) s.keys[place + i] = peer(s.local_keys, rank)[i];
-      place += count;
-    }
   }
   cluster_sync();  // nobody gathers anew before all have read
   if (all.count <= kList) sort_keys(s, all.count);
   return all;
 }
 
-// bin_of(logit, key): the token's bin, most likely first, or -1. Leaves the sums through each bin in s.cumulative.
-template <class BinOf>
-__device__ void fill_histogram(DrawShared& s, const Row& row, Histogram which, BinOf&& bin_of) {
+// Amounts of the tokens not below the floor, by bin, most likely first: by distance, or for keys in [bottom, top] by
+// (top - key) >> shift. Leaves the sums through each bin in s.cumulative.
+__device__ __noinline__ void fill_histogram(DrawShared& s, Histogram which, uint64_t bottom, uint64_t top, int shift) {
+  const Row row = s.row;
   const int pair = 2 * static_cast<int>(threadIdx.x);
   s.low[pair] = s.low[pair + 1] = s.high[pair] = s.high[pair + 1] = 0;
   __syncthreads();
-  for_each_token(row, [&](float logit, uint64_t key) {
+  for_each_token(row, bottom > row.floor_key ? bottom : row.floor_key, top, [&](float logit, uint64_t key) {
     const uint64_t amount = amount_of(row, logit);
-    const int bin = bin_of(logit, key);
-    if (bin < 0 || amount == 0) return;
+    const int bin = which == kByDistance ? distance_bin(row, logit) : static_cast<int>((top - key) >> shift);
     // The low word wraps as often as a carry is seen here, whatever the order.
     const auto low = static_cast<uint32_t>(amount);
     auto high = static_cast<uint32_t>(amount >> 32);
@@ -226,7 +241,7 @@ __device__ void fill_histogram(DrawShared& s, const Row& row, Histogram which, B
   cluster_sync();  // nobody clears its part before all have read
 }
 
-__device__ __forceinline__ FoundBin find_bin(DrawShared& s, Histogram which, uint64_t target) {
+__device__ __noinline__ FoundBin find_bin(DrawShared& s, Histogram which, uint64_t target) {
   if (threadIdx.x == 0) s.found_bin = {-1, 0};
   __syncthreads();
   for (int bin = static_cast<int>(threadIdx.x); bin < kBins; bin += kDrawThreads) {
@@ -240,11 +255,10 @@ __device__ __forceinline__ FoundBin find_bin(DrawShared& s, Histogram which, uin
 }
 
 // Walks the sorted list; `before` is the amount of the tokens above it.
-__device__ __forceinline__ Found find_in_list(DrawShared& s, const Row& row, int count, uint64_t before,
-                                              uint64_t target) {
+__device__ __forceinline__ Found find_in_list(DrawShared& s, int count, uint64_t before, uint64_t target) {
   const int i = static_cast<int>(threadIdx.x);
   if (i == 0) s.found = {0, before};
-  const uint64_t amount = i < count ? amount_of(row, logit_of(s.keys[i])) : 0;
+  const uint64_t amount = i < count ? amount_of(s.row, logit_of(s.keys[i])) : 0;
   const uint64_t through = before + block_scan(s, amount);
   if (through - amount <= target && target < through) s.found = {s.keys[i], through};
   __syncthreads();
@@ -253,59 +267,65 @@ __device__ __forceinline__ Found find_in_list(DrawShared& s, const Row& row, int
   return found;
 }
 
-// Among the tokens for which `wanted` holds: all between two keys, with `before` the amount of those above.
-template <class Wanted>
-__device__ Found select(DrawShared& s, const Row& row, uint64_t before, uint64_t target, Wanted&& wanted) {
-  Gathered tokens = gather(s, row, wanted);
+// In an interval, with `before` the amount of the tokens above it.
+__device__ __noinline__ Found select(DrawShared& s, Interval interval, uint64_t before, uint64_t target) {
+  static_assert(kBins == 1 << 11);
+  Gathered tokens = gather(s, interval);
   while (tokens.count > kList) {
     const uint64_t top = tokens.max, bottom = tokens.min;
     const int shift = max(0, 64 - __clzll(static_cast<long long>(top - bottom)) - 11);
-    static_assert(kBins == 1 << 11);
-    fill_histogram(s, row, kByKey, [=](float, uint64_t key) {
-      return key >= bottom && key <= top ? static_cast<int>((top - key) >> shift) : -1;
-    });
+    fill_histogram(s, kByKey, bottom, top, shift);
     const FoundBin found = find_bin(s, kByKey, target - before);
     if (found.bin < 0) return {0, before};
     before += found.before;
     const uint64_t high = top - (static_cast<uint64_t>(found.bin) << shift);
     const uint64_t width = uint64_t{1} << shift;
-    const uint64_t low = high - bottom >= width ? high - (width - 1) : bottom;
-    tokens = gather(s, row, [=](float, uint64_t key) { return key >= low && key <= high; });
+    tokens = gather(s, {high - bottom >= width ? high - (width - 1) : bottom, high, -1});
   }
-  return find_in_list(s, row, tokens.count, before, target);
+  return find_in_list(s, tokens.count, before, target);
 }
 
-// Key of the k-th most likely token, 0 when fewer are possible. `bound`: a logit no larger than the k-th.
-__device__ inline uint64_t kth_key(DrawShared& s, Row row, int32_t k, float bound) {
-  row.counting = true;
-  row.floor_key = bound > -kInfinity ? uint64_t{ordered_bits(bound)} << 32 : 0;
-  return select(s, row, 0, static_cast<uint64_t>(k - 1), [](float, uint64_t) { return true; }).key;
-}
-
-// The k-th largest of `count` maxima of disjoint parts of the row, -inf when there are fewer.
-template <class MaximumAt>
-__device__ float kth_maximum(DrawShared& s, int32_t k, int count, MaximumAt&& maximum_at) {
+// The k-th largest of `count` values, -inf when there are fewer.
+template <class ValueAt>
+__device__ __forceinline__ float kth_largest(DrawShared& s, int32_t k, int count, ValueAt&& value_at) {
   if (k > count) return -kInfinity;
   const int i = static_cast<int>(threadIdx.x);
   __syncthreads();
-  if (i < count) s.keys[i] = key_of(maximum_at(i), i);
+  if (i < count) s.keys[i] = key_of(value_at(i), i);
   sort_keys(s, count);
-  const float maximum = logit_of(s.keys[k - 1]);
+  const float value = logit_of(s.keys[k - 1]);
   __syncthreads();
-  return maximum;
+  return value;
+}
+
+// Makes the key of the k-th most likely token the floor; none when fewer are possible. The k-th largest of the maxima
+// of disjoint parts of the row bounds the k-th logit from below: those of the scan, or of scan_edited.
+__device__ __noinline__ void keep_top_k(DrawShared& s, int32_t k, const float* scan_maxima) {
+  const int count = scan_maxima ? kRowMaxima : s.row.blocks * kEditMaxima;
+  const float bound = kth_largest(s, k, count, [&](int i) {
+    return scan_maxima ? scan_maxima[i] : peer(s.maxima, i / kEditMaxima)[i % kEditMaxima];
+  });
+  const bool counting = s.row.counting;
+  change_row(s, [&](Row& row) { row.counting = true; });
+  const uint64_t low = bound > -kInfinity ? uint64_t{ordered_bits(bound)} << 32 : 0;
+  const Found last = select(s, {low, kHighestKey, -1}, 0, static_cast<uint64_t>(k - 1));
+  change_row(s, [&](Row& row) {
+    row.counting = counting;
+    row.floor_key = last.key;
+  });
 }
 
 // By weight, from the histogram by distance; target is below the total.
-__device__ inline Found select_by_mass(DrawShared& s, const Row& row, uint64_t target) {
+__device__ __forceinline__ Found select_by_mass(DrawShared& s, uint64_t target) {
   const FoundBin found = find_bin(s, kByDistance, target);
-  return select(s, row, found.before, target,
-                [&](float logit, uint64_t) { return distance_bin(row, logit) == found.bin; });
+  return select(s, {0, kHighestKey, found.bin}, found.before, target);
 }
 
 // Weight of all tokens that are not below the floor.
-__device__ inline uint64_t total_mass(DrawShared& s, const Row& row) {
+__device__ __noinline__ uint64_t total_mass(DrawShared& s) {
+  const Row row = s.row;
   uint64_t mass = 0;
-  for_each_token(row, [&](float logit, uint64_t) { mass += amount_of(row, logit); });
+  for_each_token(row, row.floor_key, kHighestKey, [&](float logit, uint64_t) { mass += amount_of(row, logit); });
   mass = block_scan(s, mass);
   if (threadIdx.x == kDrawThreads - 1) s.local_mass = mass;
   cluster_sync();
