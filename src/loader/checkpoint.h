@@ -12,6 +12,10 @@
 #include "base/data_format.h"
 #include "base/result.h"
 
+namespace vayu::ops {
+struct SeededRows;  // ops/gemm/seeded_rows.h
+}
+
 namespace vayu::loader {
 
 struct CheckpointTensor {
@@ -47,6 +51,9 @@ class Checkpoint {
                              float* dst) const;
   // True when the stored bytes alone do not give the values (FP8 with scales): only read_floats will do.
   virtual bool has_scales(const CheckpointTensor& tensor) const { return false; }
+
+  // The rule that gives a tensor's values, when one does: whoever can, makes them in place. Element 0 is the tensor's.
+  virtual const ops::SeededRows* seeded(const CheckpointTensor& tensor) const { return nullptr; }
 
   // kIo when a file's size or time of change differs from what open saw: ask once after the last read.
   virtual Status check_unchanged() const = 0;

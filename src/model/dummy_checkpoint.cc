@@ -6,20 +6,14 @@
 #include <unordered_map>
 #include <vector>
 
+#include "ops/gemm/seeded_rows.h"
+
 namespace vayu::model {
 namespace {
 
 using loader::CheckpointTensor;
 
-constexpr uint64_t kGolden = 0x9E3779B97F4A7C15;
-constexpr double kMeanSum = 131070;          // of four 16-bit fields
 constexpr double kSigmaOfSum = 37837.22659;  // sqrt((65536^2 - 1) / 3)
-
-uint64_t mix(uint64_t z) {
-  z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9;
-  z = (z ^ (z >> 27)) * 0x94D049BB133111EB;
-  return z ^ (z >> 31);
-}
 
 uint64_t fnv1a(std::string_view text) {
   uint64_t hash = 0xcbf29ce484222325;
@@ -64,31 +58,23 @@ class DummyCheckpoint final : public loader::Checkpoint {
   }
 
   Status read_rows(const CheckpointTensor& tensor, int64_t first_row, int64_t num_rows, std::byte* dst) const override {
-    const Source& source = sources_[&tensor - tensors_.data()];
+    const ops::SeededRows& source = *seeded(tensor);
     const int64_t first = first_row * tensor.cols();
     const int64_t count = num_rows * tensor.cols();
     for (int64_t i = 0; i < count; ++i) {
-      const float v = value(source, static_cast<uint64_t>(first + i));
+      const float v = ops::seeded_value(source, static_cast<uint64_t>(first + i));
       std::memcpy(dst + i * sizeof(float), &v, sizeof(v));
     }
     return {};
   }
 
+  const ops::SeededRows* seeded(const CheckpointTensor& tensor) const override {
+    return &sources_[&tensor - tensors_.data()];
+  }
+
   Status check_unchanged() const override { return {}; }
 
  private:
-  struct Source {
-    uint64_t key;
-    double mean;
-    double scale;
-  };
-
-  static float value(const Source& source, uint64_t i) {
-    const uint64_t z = mix(source.key + (i + 1) * kGolden);
-    const uint64_t sum = (z & 0xffff) + (z >> 16 & 0xffff) + (z >> 32 & 0xffff) + (z >> 48);
-    return static_cast<float>(source.mean + (static_cast<double>(sum) - kMeanSum) * source.scale);
-  }
-
   void add_row(const SlotRow& row, int32_t layer, const ModelConfig& config, uint64_t seed) {
     for (const TensorPattern& pattern : row.forms.front()) {
       const int32_t experts = is_per_expert(pattern) ? config.moe.router.num_experts : 1;
@@ -102,7 +88,7 @@ class DummyCheckpoint final : public loader::Checkpoint {
         }
         tensor.bytes = elements * static_cast<int64_t>(sizeof(float));
         const Distribution d = distribution(row.slot, config, tensor.cols());
-        sources_.push_back({mix(fnv1a(tensor.name) + seed * kGolden), d.mean, d.sigma / kSigmaOfSum});
+        sources_.push_back({ops::seed_mix(fnv1a(tensor.name) + seed * ops::kSeedStep), d.mean, d.sigma / kSigmaOfSum});
         tensors_.push_back(std::move(tensor));
       }
     }
@@ -110,7 +96,7 @@ class DummyCheckpoint final : public loader::Checkpoint {
 
   std::string path_;
   std::vector<CheckpointTensor> tensors_;
-  std::vector<Source> sources_;                         // of each tensor
+  std::vector<ops::SeededRows> sources_;                // of each tensor
   std::unordered_map<std::string_view, size_t> index_;  // views of names in tensors_
 };
 

@@ -205,6 +205,11 @@ class WeightLoader {
     const int64_t first = part.first_row + (part.transposed ? 0 : chunk.first_row);
     const int64_t rows = part.transposed ? part.rows : chunk.rows;
     const int64_t stored_bytes = rows * row_bytes(tensor.format, tensor.cols());
+    const ops::SeededRows* seeded = part.transposed ? nullptr : checkpoint_.seeded(tensor);
+    if (seeded && chunk.matrix->fill_seeded(chunk.part_index, chunk.first_row, rows, *seeded, first * tensor.cols())) {
+      report(stored_bytes);
+      return {};
+    }
     std::byte* stored = Staging::room(staging.stored, stored_bytes);
     if (chunk.format == tensor.format && !part.transposed && !checkpoint_.has_scales(tensor)) {
       VAYU_RETURN_IF_ERROR(checkpoint_.read_rows(tensor, first, rows, stored));

@@ -6,6 +6,7 @@
 
 #include "base/check.h"
 #include "ops/cuda/device.h"
+#include "ops/gemm/seeded_rows.h"
 #include "ops/norm/quantize_rows.h"
 
 namespace vayu::ops {
@@ -76,7 +77,44 @@ class CudaMatrixImpl final : public CudaMatrix {
     }
   }
 
+  bool fill_seeded(size_t part, int64_t first_row, int64_t num_rows, const SeededRows& source,
+                   uint64_t first_element) override {
+    Upload& upload = upload_of_thread();
+    const int64_t fitting = std::max<int64_t>(1, kStagingBytes / (view_.cols * int64_t{sizeof(Bf16)}));
+    for (int64_t done = 0; done < num_rows;) {
+      const int64_t row = first_rows_[part] + first_row + done;
+      const int64_t count = std::min({num_rows - done, fitting, run_length(row)});
+      const int64_t place = place_of(row);
+      std::byte* made = shape_.f8 ? upload.device.data() : rows_at(place);
+      seeded_fill_cuda(upload.stream, {.source = source,
+                                       .first = first_element + done * cols_,
+                                       .num_rows = count,
+                                       .cols = cols_,
+                                       .stride = view_.cols,
+                                       .y = reinterpret_cast<Bf16*>(made)});
+      if (shape_.f8) quantize(upload, place, count);
+      done += count;
+    }
+    Status status = last_launch("seeded weights");
+    if (status.ok()) status = synchronize(upload.stream);
+    VAYU_CHECK(status.ok(), "weights: {}", status.error().message);
+    return true;
+  }
+
  private:
+  std::byte* rows_at(int64_t place) const {
+    return const_cast<std::byte*>(static_cast<const std::byte*>(view_.data)) + place * view_.row_bytes();
+  }
+
+  // The rows in upload.device to their place.
+  void quantize(Upload& upload, int64_t place, int64_t count) {
+    ActRows out{.data = rows_at(place), .scales = const_cast<float*>(view_.scales) + place, .cols = view_.cols};
+    quantize_rows_cuda(upload.stream, {.x = reinterpret_cast<const Bf16*>(upload.device.data()),
+                                       .x_stride = view_.cols,
+                                       .num_rows = count,
+                                       .y = out});
+  }
+
   // Where row `row` of the stack lies, and how many behind it lie behind it there too.
   int64_t place_of(int64_t row) const {
     const int64_t ffn = shape_.gate_up_ffn;
@@ -94,17 +132,12 @@ class CudaMatrixImpl final : public CudaMatrix {
   }
 
   void put(Upload& upload, int64_t place, int64_t count, int64_t row_bytes) {
-    auto* rows = const_cast<std::byte*>(static_cast<const std::byte*>(view_.data)) + place * view_.row_bytes();
     Status status;
     if (!shape_.f8) {
-      status = copy_to_device(rows, upload.host.data(), count * row_bytes, upload.stream);
+      status = copy_to_device(rows_at(place), upload.host.data(), count * row_bytes, upload.stream);
     } else {
       status = copy_to_device(upload.device.data(), upload.host.data(), count * row_bytes, upload.stream);
-      ActRows out{.data = rows, .scales = const_cast<float*>(view_.scales) + place, .cols = view_.cols};
-      quantize_rows_cuda(upload.stream, {.x = reinterpret_cast<const Bf16*>(upload.device.data()),
-                                         .x_stride = view_.cols,
-                                         .num_rows = count,
-                                         .y = out});
+      quantize(upload, place, count);
     }
     if (status.ok()) status = synchronize(upload.stream);
     VAYU_CHECK(status.ok(), "weights: {}", status.error().message);

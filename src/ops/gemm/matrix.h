@@ -12,6 +12,8 @@
 
 namespace vayu::ops {
 
+struct SeededRows;  // ops/gemm/seeded_rows.h
+
 // A row-major matrix as it stands in a file: y = x W^T, W of shape (rows, cols) = (out, in).
 struct MatrixView {
   const void* data = nullptr;  // rows * row_bytes(format, cols) bytes, any alignment
@@ -37,6 +39,11 @@ class Matrix {
   // file, any alignment; first_row a multiple of kFillRows, num_rows too unless it reaches the part's end. Several
   // threads may fill different rows at once; every row is filled once before the matrix is used.
   virtual void fill(size_t part, int64_t first_row, int64_t num_rows, const void* data) = 0;
+  // The same with rows that `source` gives, element first_element on, made where they go. False: not of this backend.
+  virtual bool fill_seeded(size_t part, int64_t first_row, int64_t num_rows, const SeededRows& source,
+                           uint64_t first_element) {
+    return false;
+  }
   int64_t rows() const { return rows_; }  // outputs
   int64_t cols() const { return cols_; }  // inputs
   virtual int64_t bytes() const = 0;      // memory held
