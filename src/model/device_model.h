@@ -9,6 +9,7 @@
 #include "core/batch.h"
 #include "loader/checkpoint.h"
 #include "model/recipe.h"
+#include "model/step_observer.h"
 #include "ops/cuda/types.h"
 
 namespace vayu {
@@ -30,6 +31,7 @@ struct DeviceModelOptions {
   int32_t max_experts_stream = 128;  // tokens up to which experts are streamed rather than multiplied by tiles
   ThreadPool* pool = nullptr;        // loads weights; may be null
   LoadProgress progress;             // may be empty
+  StepObserver* observer = nullptr;  // of steps that run kernel by kernel; must outlive the model
 };
 
 // Bytes of device memory, as printed at start.
@@ -59,6 +61,10 @@ class DeviceModel {
   // limits of the options. Batches of one-token rows run from a captured graph where one is large enough. Allocates
   // nothing.
   virtual Status launch(const Batch& batch, ops::CudaStream stream) = 0;
+  // For timing: `count` layers from `first` on again, for the batch of the last launch().
+  virtual Status launch_layers(int32_t first, int32_t count, ops::CudaStream stream) = 0;
+  // For timing: experts that got rows in the layer that ran last. Waits for the stream.
+  virtual Result<int32_t> experts_touched(ops::CudaStream stream) const = 0;
   virtual const float* logits() const = 0;  // device memory, (max_logits, vocab_size): of the last launch
 
   // Captures the graphs of decode steps. Until then launch() runs them kernel by kernel.

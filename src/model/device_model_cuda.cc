@@ -101,7 +101,7 @@ class DeviceModelImpl final : public DeviceModel {
   const float* logits() const override { return buffers_.act.logits; }
 
   Status launch(const Batch& batch, ops::CudaStream stream) override {
-    StepShape shape = buffers_.fill(batch, config(), options_, graph_rows(batch));
+    const StepShape& shape = shape_ = buffers_.fill(batch, config(), options_, graph_rows(batch));
     VAYU_RETURN_IF_ERROR(buffers_.upload(stream));
     if (const Graph* graph = find_graph(shape)) {
       if (cudaGraphLaunch(graph->executable, stream) == cudaSuccess) return {};
@@ -109,6 +109,23 @@ class DeviceModelImpl final : public DeviceModel {
     }
     launch_device_step(context(), shape, stream);
     return ops::last_launch("step");
+  }
+
+  Status launch_layers(int32_t first, int32_t count, ops::CudaStream stream) override {
+    VAYU_CHECK(first >= 0 && first + count <= config().num_layers, "layers {} to {}", first, first + count);
+    launch_device_layers(context(), shape_, first, count, stream);
+    return ops::last_launch("layers");
+  }
+
+  Result<int32_t> experts_touched(ops::CudaStream stream) const override {
+    if (!config().has_moe()) return 0;
+    std::vector<int32_t> indptr(config().moe.router.num_experts + 1);
+    VAYU_RETURN_IF_ERROR(ops::copy_to_host(indptr.data(), buffers_.act.expert_indptr,
+                                           static_cast<int64_t>(indptr.size() * sizeof(int32_t)), stream));
+    VAYU_RETURN_IF_ERROR(ops::synchronize(stream));
+    int32_t touched = 0;
+    for (size_t e = 0; e + 1 < indptr.size(); ++e) touched += indptr[e + 1] > indptr[e];
+    return touched;
   }
 
   Status capture_graphs(ops::CudaStream stream) override {
@@ -197,6 +214,7 @@ class DeviceModelImpl final : public DeviceModel {
   DeviceBuffers buffers_;
   ops::DeviceMemory kv_;  // (num_layers, num_pages, page_bytes)
   DeviceMemoryPlan memory_;
+  StepShape shape_;            // of the last launch
   std::vector<Graph> graphs_;  // by context, then by rows
 };
 

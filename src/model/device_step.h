@@ -17,5 +17,8 @@ struct DeviceStepContext {
 
 // Enqueues kernels and nothing else: what a graph is captured from.
 void launch_device_step(const DeviceStepContext& context, const StepShape& shape, ops::CudaStream stream);
+// Some of its layers alone, on whatever the activations hold.
+void launch_device_layers(const DeviceStepContext& context, const StepShape& shape, int32_t first, int32_t count,
+                          ops::CudaStream stream);
 
 }  // namespace vayu::model

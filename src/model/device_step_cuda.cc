@@ -13,6 +13,7 @@
 #include "ops/norm/add_norm.h"
 #include "ops/norm/quantize_rows.h"
 #include "ops/rope/device_rope.h"
+#include "telemetry/nvtx_range.h"
 
 namespace vayu::model {
 namespace {
@@ -32,32 +33,55 @@ class StepLauncher {
   }
 
   void run() {
+    embed();
+    run_layers(0, config_.num_layers);
+    run_head();
+  }
+
+  void run_layers(int32_t first, int32_t count) {
+    for (int32_t layer = first; layer < first + count; ++layer) run_layer(layer);
+  }
+
+ private:
+  StepScope scope(StepOperator op, int32_t layer) const { return StepScope(c_.options.observer, op, layer, stream_); }
+
+  void embed() {
+    gather();
+    const StepScope watched = scope(StepOperator::kInputNorm, 0);
+    ops::add_norm_cuda(stream_, norm_args(c_.weights.layers.front().attention_norm, nullptr, false));
+  }
+
+  void gather() {
+    const StepScope watched = scope(StepOperator::kEmbedding, 0);
     ops::gather_rows_cuda(stream_, {.table = static_cast<const Bf16*>(c_.weights.embedding.data),
                                     .ids = c_.inputs.token_ids,
                                     .y = act_.residual,
                                     .table_rows = config_.vocab_size,
                                     .num_rows = shape_.num_tokens,
                                     .cols = config_.hidden});
-    ops::add_norm_cuda(stream_, norm_args(c_.weights.layers.front().attention_norm, nullptr, false));
-    for (int32_t layer = 0; layer < config_.num_layers; ++layer) run_layer(layer);
-    run_head();
   }
 
- private:
   void run_layer(int32_t index) {
+    const NvtxRange range("layer");
     const DeviceLayer& layer = c_.weights.layers[index];
     attention(layer, index);
-    ops::add_norm_cuda(stream_, norm_args(layer.mlp_norm, act_.delta, layer.moe));
+    mlp_norm(layer, index);
     const bool last = index + 1 == config_.num_layers;
     const float* next_norm = last ? nullptr : c_.weights.layers[index + 1].attention_norm;
     if (layer.moe) {
-      experts(layer, next_norm);
+      experts(layer, index, next_norm);
       delta_pending_ = false;
       return;
     }
+    const StepScope watched = scope(StepOperator::kDenseMlp, index);
     mlp(layer, act_.x, act_.delta);
     delta_pending_ = last;
     if (!last) ops::add_norm_cuda(stream_, norm_args(next_norm, act_.delta, false));
+  }
+
+  void mlp_norm(const DeviceLayer& layer, int32_t index) {
+    const StepScope watched = scope(StepOperator::kMlpNorm, index);
+    ops::add_norm_cuda(stream_, norm_args(layer.mlp_norm, act_.delta, layer.moe));
   }
 
   ops::AddNormArgs norm_args(const float* weight, const Bf16* delta, bool for_router) const {
@@ -84,9 +108,21 @@ class StepLauncher {
   }
 
   void attention(const DeviceLayer& layer, int32_t index) {
-    linear(layer.qkv, act_.x, act_.qkv);
+    {
+      const StepScope watched = scope(StepOperator::kQkv, index);
+      linear(layer.qkv, act_.x, act_.qkv);
+    }
     ops::DeviceKvLayer kv = device_kv_shape(config_, c_.options.kv_format);
     kv.pages = c_.kv + index * int64_t{c_.options.num_pages} * kv.page_bytes();
+    rotate(layer, index, kv);
+    attend(index, kv);
+    const StepScope watched = scope(StepOperator::kOutputProjection, index);
+    quantize_attention();
+    linear(layer.attention_output, act_.attention, act_.delta);
+  }
+
+  void rotate(const DeviceLayer& layer, int32_t index, const ops::DeviceKvLayer& kv) {
+    const StepScope watched = scope(StepOperator::kQkNormRope, index);
     ops::device_rope_kv_write_cuda(stream_, {.qkv = act_.qkv,
                                              .positions = batch_.positions,
                                              .slot_mapping = batch_.slot_mapping,
@@ -100,12 +136,11 @@ class StepLauncher {
                                              .num_q_heads = config_.num_q_heads,
                                              .num_tokens = shape_.num_tokens,
                                              .kv = kv});
-    attend(kv);
-    linear(layer.attention_output, act_.attention, act_.delta);
   }
 
   // Rows of one token through the decode kernel, which quantises its output itself when there are no others.
-  void attend(const ops::DeviceKvLayer& kv) {
+  void attend(int32_t index, const ops::DeviceKvLayer& kv) {
+    const StepScope watched = scope(StepOperator::kAttention, index);
     const bool mixed = shape_.num_tiles > 0;
     ActRows bf16;
     bf16.data = act_.attention.is_f8() ? act_.attention_bf16 : static_cast<Bf16*>(act_.attention.data);
@@ -134,7 +169,10 @@ class StepLauncher {
                                        .rows = ops::PrefillRows::kMultiToken,
                                        .tiles = c_.inputs.tiles,
                                        .num_tiles = shape_.num_tiles});
-    if (!act_.attention.is_f8()) return;
+  }
+
+  void quantize_attention() {
+    if (shape_.num_tiles == 0 || !act_.attention.is_f8()) return;
     ops::quantize_rows_cuda(stream_, {.x = act_.attention_bf16,
                                       .x_stride = config_.attention_width(),
                                       .num_rows = shape_.num_tokens,
@@ -156,9 +194,9 @@ class StepLauncher {
     linear(layer.down, inner, out);
   }
 
-  void experts(const DeviceLayer& layer, const float* next_norm) {
+  void route(const DeviceLayer& layer, int32_t index) {
     const ops::RouterShape& router = config_.moe.router;
-    const int32_t pairs = shape_.num_tokens * router.top_k;
+    const StepScope watched = scope(StepOperator::kRouter, index);
     ops::device_route_cuda(stream_, {.shape = router,
                                      .x = act_.x.is_f8() ? act_.router_input : static_cast<const Bf16*>(act_.x.data),
                                      .weight = layer.router,
@@ -171,6 +209,13 @@ class StepLauncher {
                                      .sorted_tokens = act_.sorted_tokens,
                                      .pair_position = act_.pair_position,
                                      .scratch = act_.route_scratch});
+  }
+
+  // Returns the shared expert's rows where the same launch made them, else null.
+  const Bf16* routed_experts(const DeviceLayer& layer, int32_t index) {
+    const ops::RouterShape& router = config_.moe.router;
+    const int32_t pairs = shape_.num_tokens * router.top_k;
+    const StepScope watched = scope(StepOperator::kRoutedExperts, index);
     const bool fused = layer.gate_up.rows > 0 && layer.gate_up.rows == 2 * act_.expert_mlp.cols;
     ops::StreamExpertsArgs few{.gate_up = layer.expert_gate_up,
                                .down = layer.expert_down,
@@ -186,22 +231,28 @@ class StepLauncher {
                                .h = act_.expert_mlp,
                                .out = act_.expert_out,
                                .workspace = act_.experts_workspace};
-    const Bf16* shared_out = nullptr;
     if (shape_.num_tokens <= c_.options.max_experts_stream && ops::stream_experts_fits(few)) {
       ops::stream_experts_cuda(stream_, few);
-      if (fused) shared_out = act_.expert_out + int64_t{pairs} * config_.hidden;
-    } else {
-      multiply_experts(layer, pairs);
+      return fused ? act_.expert_out + int64_t{pairs} * config_.hidden : nullptr;
     }
+    multiply_experts(layer, pairs);
+    return nullptr;
+  }
+
+  void experts(const DeviceLayer& layer, int32_t index, const float* next_norm) {
+    route(layer, index);
+    const Bf16* shared_out = routed_experts(layer, index);
     if (layer.gate_up.rows > 0 && shared_out == nullptr) {
+      const StepScope watched = scope(StepOperator::kSharedExpert, index);
       mlp(layer, act_.x, act_.delta);
       shared_out = act_.delta;
     }
+    const StepScope watched = scope(StepOperator::kCombine, index);
     ops::AddNormArgs norm = norm_args(next_norm, shared_out, false);
     ops::combine_add_norm_cuda(stream_, {.expert_out = act_.expert_out,
                                          .pair_position = act_.pair_position,
                                          .weights = act_.expert_weights,
-                                         .top_k = router.top_k,
+                                         .top_k = config_.moe.router.top_k,
                                          .norm = norm});
   }
 
@@ -228,6 +279,7 @@ class StepLauncher {
 
   void run_head() {
     if (shape_.num_logits == 0) return;
+    const StepScope watched = scope(StepOperator::kHead, config_.num_layers);
     ops::add_norm_cuda(stream_, {.residual = act_.residual,
                                  .delta = delta_pending_ ? act_.delta : nullptr,
                                  .row_ids = c_.inputs.logit_rows,
@@ -260,7 +312,13 @@ class StepLauncher {
 }  // namespace
 
 void launch_device_step(const DeviceStepContext& context, const StepShape& shape, CudaStream stream) {
+  const NvtxRange range("step");
   StepLauncher(context, shape, stream).run();
+}
+
+void launch_device_layers(const DeviceStepContext& context, const StepShape& shape, int32_t first, int32_t count,
+                          ops::CudaStream stream) {
+  StepLauncher(context, shape, stream).run_layers(first, count);
 }
 
 }  // namespace vayu::model
