@@ -38,6 +38,24 @@ bool signal_within(const sigset_t& signals, int milliseconds) {
   return sigtimedwait(&signals, nullptr, &timeout) > 0;
 }
 
+// True when SIGINT or SIGTERM came, false when the engine has failed.
+bool run_until_signal(const sigset_t& signals, const EngineClient& engine) {
+  while (!signal_within(signals, 200)) {
+    if (!engine.stats().failed.empty()) return false;
+  }
+  return true;
+}
+
+// The open answers have ended with the error by now; clients and probes get a moment to read it.
+[[noreturn]] void exit_failed(server::Server& server, const EngineClient& engine, const sigset_t& signals) {
+  spdlog::critical("{}; this process ends now, so that whatever supervises it starts another", engine.stats().failed);
+  signal_within(signals, 2000);
+  server.stop();
+  spdlog::shutdown();
+  std::fflush(nullptr);
+  std::_Exit(1);  // the driver of a lost device may never return from freeing its memory
+}
+
 void print_banner(const ServeOptions& o, uint16_t port, double seconds, const std::string& name) {
   const std::string host = o.server.host.find(':') == std::string::npos ? o.server.host : "[" + o.server.host + "]";
   const std::string url = fmt::format("http://{}:{}", host, port);
@@ -114,8 +132,7 @@ int serve(ServeOptions& o) {
                  .bos_token = local->bos_token,
                  .eos_token = local->eos_token});
   print_banner(o, *port, (clock.now_us() - start_us) * 1e-6, local->name);
-  while (!signal_within(signals, 3'600'000)) {
-  }
+  if (!run_until_signal(signals, *local->engine)) exit_failed(server, *local->engine, signals);
   drain(server, clock, o.drain_timeout_s, signals);
   server.stop();
   return 0;

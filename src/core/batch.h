@@ -4,9 +4,11 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
+#include "base/result.h"
 #include "core/request.h"
 #include "core/types.h"
 
@@ -55,6 +57,7 @@ struct SampleResult {
 
 struct StepOutput {
   std::vector<SampleResult> results;  // one for each Batch::samples, same order
+  std::optional<Error> failure;       // the step came to nothing and no later one will run: a lost device, above all
 };
 
 }  // namespace vayu

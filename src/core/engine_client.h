@@ -48,6 +48,7 @@ struct EngineStats {
   int64_t step_running_since_us = 0;  // 0: idle; otherwise since when work is there without a step ending
   int32_t last_batch_tokens = 0;
   int32_t last_batch_rows = 0;
+  std::string failed;  // why no more steps can run, for good; empty: they can
 };
 
 struct EngineInfo {
@@ -63,7 +64,8 @@ class EngineClient {
   virtual ~EngineClient() = default;
   virtual const EngineInfo& info() const = 0;
   // Thread-safe. On success the sink gets deltas until every answer has finished. An error is final: nothing was
-  // queued. kResourceExhausted: the queue is full; kInvalidArgument: can never fit; kUnavailable: shutting down.
+  // queued. kResourceExhausted: the queue is full; kInvalidArgument: can never fit; kUnavailable: shutting down, or
+  // failed.
   virtual Result<RequestId> submit(Request request, DeltaSink sink) = 0;
   // Thread-safe, any number of times, also for unknown or finished ids. `choice` < 0 cancels all answers. The answer's
   // final delta carries `reason` (kStop when the front matched a stop string). Pages are free within one step.

@@ -22,7 +22,7 @@ class Executor {
   virtual const ExecutorLimits& limits() const = 0;
   // Starts a step. The batch must stay unchanged until wait() returns. A step already running is a programming error.
   virtual void launch(const Batch& batch) = 0;
-  // Waits for the running step and fills `output` (resized to batch.samples).
+  // Waits for the running step and fills `output` (resized to batch.samples). After a failure nothing more is launched.
   virtual void wait(StepOutput& output) = 0;
 };
 

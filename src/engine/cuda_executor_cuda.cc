@@ -66,9 +66,12 @@ class CudaExecutorImpl final : public CudaExecutor {
   void wait(StepOutput& output) override {
     VAYU_CHECK(running_ != nullptr, "no step is running");
     if (failure_.ok()) failure_ = ops::synchronize(stream_);
-    VAYU_CHECK(failure_.ok(), "the device has failed: {}", failure_.error().message);
     output.results.clear();
-    if (running_->num_logits() > 0) samples_.read_results(output.results);
+    if (!failure_.ok()) {
+      output.failure = failure_.error();
+    } else if (running_->num_logits() > 0) {
+      samples_.read_results(output.results);
+    }
     running_ = nullptr;
   }
 

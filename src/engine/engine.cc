@@ -34,6 +34,7 @@ Result<RequestId> Engine::submit(Request request, DeltaSink sink) {
   const RequestId id = request.id;
   {
     std::lock_guard lock(mutex_);
+    if (failure_) return *failure_;
     if (stopping_ || draining_) return make_error(ErrorKind::kUnavailable, "the server is shutting down");
     if (open_requests_.load(std::memory_order_relaxed) >= config_.max_open_requests) {
       return make_error(ErrorKind::kResourceExhausted, "{} requests are running or waiting already, the limit",
@@ -118,7 +119,7 @@ void Engine::take_inbox() {
     open_.emplace(s.request.id, OpenRequest{std::move(s.sink), s.request.n});
     const RequestId id = s.request.id;
     const int32_t n = s.request.n;
-    if (Status added = scheduler_.add(std::move(s.request)); !added.ok()) {
+    if (Status added = failure_ ? Status(*failure_) : scheduler_.add(std::move(s.request)); !added.ok()) {
       OpenRequest& request = open_.at(id);
       for (int32_t choice = 0; choice < n; ++choice) {
         SequenceDelta delta{.request_id = id, .choice = choice};
@@ -138,8 +139,18 @@ void Engine::take_inbox() {
 
 void Engine::step() {
   executor_->launch(batch_);
+  output_.failure.reset();
   executor_->wait(output_);
+  if (output_.failure) return fail(*output_.failure);
   scheduler_.commit(output_);
+}
+
+void Engine::fail(const Error& reason) {
+  {
+    std::lock_guard lock(mutex_);
+    failure_ = make_error(ErrorKind::kUnavailable, "the engine has failed: {}", reason.message);
+  }
+  scheduler_.abandon(*failure_);
 }
 
 void Engine::dispatch() {
@@ -157,9 +168,10 @@ void Engine::dispatch() {
 }
 
 void Engine::publish_stats() {
-  const EngineStats stats = scheduler_.stats();
+  EngineStats stats = scheduler_.stats();
+  if (failure_) stats.failed = failure_->message;
   std::lock_guard lock(mutex_);
-  stats_ = stats;
+  stats_ = std::move(stats);
 }
 
 }  // namespace vayu

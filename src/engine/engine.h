@@ -1,5 +1,6 @@
 // One rank's loop: take requests, plan a step, run it, commit, tell the fronts. One thread owns the scheduler and the
-// executor; everything else talks to it through the inbox.
+// executor; everything else talks to it through the inbox. When the executor fails, every open answer ends with that
+// error and new requests are refused with it: the process is of no more use, and whoever owns it should end it.
 #pragma once
 
 #include <atomic>
@@ -7,6 +8,7 @@
 #include <condition_variable>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <thread>
 #include <unordered_map>
 #include <vector>
@@ -56,6 +58,7 @@ class Engine final : public EngineClient {
   bool wait_for_work(std::chrono::microseconds patience);  // false: stop
   void take_inbox();
   void step();
+  void fail(const Error& reason);
   void dispatch();
   void publish_stats();
 
@@ -72,7 +75,8 @@ class Engine final : public EngineClient {
   bool stopping_ = false;
   bool draining_ = false;
   int64_t drain_deadline_us_ = 0;
-  EngineStats stats_;  // snapshot for stats()
+  EngineStats stats_;             // snapshot for stats()
+  std::optional<Error> failure_;  // set once; the engine thread reads it without the lock
 
   std::atomic<int32_t> open_requests_{0};
   std::atomic<RequestId> next_id_{1};

@@ -4,19 +4,26 @@
 #include <gtest/gtest.h>
 
 #include <future>
+#include <optional>
 
 namespace vayu {
 namespace {
 
 class CountingExecutor : public Executor {
  public:
-  CountingExecutor() {
+  // fail_at_step: that step and all after it fail; -1: none.
+  explicit CountingExecutor(int fail_at_step = -1) : fail_at_step_(fail_at_step) {
     limits_ = {
         .vocab_size = 1000, .page_size = 4, .num_pages = 64, .max_step_tokens = 64, .max_rows = 16, .max_context = 128};
   }
   const ExecutorLimits& limits() const override { return limits_; }
   void launch(const Batch& batch) override { batch_ = &batch; }
   void wait(StepOutput& output) override {
+    if (step_++ == fail_at_step_) {
+      output.results.clear();
+      output.failure = make_error(ErrorKind::kUnavailable, "the device is gone");
+      return;
+    }
     output.results.resize(batch_->samples.size());
     for (size_t i = 0; i < batch_->samples.size(); ++i) {
       const TokenId last = batch_->token_ids[batch_->logit_rows[i]];
@@ -28,11 +35,14 @@ class CountingExecutor : public Executor {
  private:
   ExecutorLimits limits_;
   const Batch* batch_ = nullptr;
+  const int fail_at_step_;
+  int step_ = 0;
 };
 
 struct Answer {
   std::vector<TokenId> tokens;
   FinishReason finish = FinishReason::kError;
+  std::optional<Error> error;
   int endings = 0;
   std::promise<void> done;
 };
@@ -42,6 +52,7 @@ DeltaSink sink_of(std::shared_ptr<Answer> answer) {
     for (const OutputToken& t : delta.tokens) answer->tokens.push_back(t.token);
     if (!delta.finish) return;
     answer->finish = *delta.finish;
+    answer->error = delta.error;
     if (++answer->endings == 1) answer->done.set_value();
   };
 }
@@ -54,11 +65,11 @@ Request count_from(TokenId first, int32_t max_tokens) {
   return request;
 }
 
-std::unique_ptr<Engine> make_engine(const Clock& clock, int32_t max_open = 64) {
+std::unique_ptr<Engine> make_engine(const Clock& clock, int32_t max_open = 64, int fail_at_step = -1) {
   EngineConfig config{.model_name = "counting", .max_open_requests = max_open};
   config.scheduler.end_ids = {999};
   config.scheduler.max_num_batched_tokens = 64;
-  return std::make_unique<Engine>(std::move(config), std::make_unique<CountingExecutor>(), clock);
+  return std::make_unique<Engine>(std::move(config), std::make_unique<CountingExecutor>(fail_at_step), clock);
 }
 
 void wait_done(Answer& answer) {
@@ -158,6 +169,39 @@ TEST(Engine, DrainRefusesNewAndCancelsLate) {
   EXPECT_EQ(refused.error().kind, ErrorKind::kUnavailable);
   wait_done(*answer);
   EXPECT_EQ(answer->finish, FinishReason::kLength);
+}
+
+TEST(Engine, FailedStepEndsEveryAnswerAndRefusesNewOnes) {
+  SteadyClock clock;
+  auto engine = make_engine(clock, 64, /*fail_at_step=*/5);
+  std::vector<std::shared_ptr<Answer>> answers;
+  Request first = count_from(1, 100);
+  first.stall_ms = 50;            // the others come meanwhile
+  for (int i = 0; i < 20; ++i) {  // more than have room
+    answers.push_back(std::make_shared<Answer>());
+    Request request = i == 0 ? std::move(first) : count_from(10 * i + 1, 100);
+    ASSERT_TRUE(engine->submit(std::move(request), sink_of(answers.back())).ok());
+  }
+  for (int i = 0; i < 20; ++i) {
+    wait_done(*answers[i]);
+    EXPECT_EQ(answers[i]->finish, FinishReason::kError);
+    ASSERT_TRUE(answers[i]->error.has_value());
+    EXPECT_EQ(answers[i]->error->kind, ErrorKind::kUnavailable);
+    EXPECT_NE(answers[i]->error->message.find("the device is gone"), std::string::npos);
+    for (size_t k = 0; k < answers[i]->tokens.size(); ++k) EXPECT_EQ(answers[i]->tokens[k], 10 * i + 2 + k);
+  }
+  EXPECT_GT(answers[0]->tokens.size(), 0u);
+  const auto refused = engine->submit(count_from(1, 5), [](SequenceDelta&&) { FAIL(); });
+  ASSERT_FALSE(refused.ok());
+  EXPECT_EQ(refused.error().kind, ErrorKind::kUnavailable);
+  EXPECT_NE(refused.error().message.find("the device is gone"), std::string::npos);
+  const EngineStats stats = engine->stats();
+  EXPECT_EQ(stats.failed, refused.error().message);
+  EXPECT_EQ(stats.running + stats.waiting, 0);
+  EXPECT_EQ(stats.step_running_since_us, 0);
+  EXPECT_EQ(stats.free_pages + stats.cached_pages, stats.total_pages);
+  engine.reset();
+  for (const auto& answer : answers) EXPECT_EQ(answer->endings, 1);
 }
 
 TEST(Engine, DestructionEndsOpenAnswers) {

@@ -164,6 +164,14 @@ void Scheduler::commit(const StepOutput& output) {
   work_since_us_ = has_work() ? std::max<int64_t>(counters_.last_step_end_us, 1) : 0;
 }
 
+void Scheduler::abandon(const Error& error) {
+  in_flight_ = false;
+  rows_.clear();
+  while (!running_.empty()) finish(*running_.back(), FinishReason::kError, error);
+  while (!waiting_.empty()) finish(*waiting_.back(), FinishReason::kError, error);
+  bury_dead();
+}
+
 void Scheduler::commit_row(Sequence& seq, std::span<const SampleResult> results) {
   seq.num_computed += seq.num_planned;
   seq.num_planned = seq.num_samples = 0;

@@ -66,6 +66,8 @@ class Scheduler {
   bool plan(Batch& batch);
   // Results of the planned step, one for each of its samples.
   void commit(const StepOutput& output);
+  // The executor has failed: every answer ends with `error`; a planned step is forgotten.
+  void abandon(const Error& error);
 
   bool has_work() const { return !running_.empty() || !waiting_.empty(); }
   bool step_in_flight() const { return in_flight_; }

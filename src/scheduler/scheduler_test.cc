@@ -207,6 +207,31 @@ TEST(Scheduler, RefusesEmptyPromptAndNoAnswers) {
   EXPECT_TRUE(sim.add(make_request(1, 1, 1)).ok());
 }
 
+TEST(Scheduler, AbandonEndsEveryAnswerOnce) {
+  SchedulerConfig few = config();
+  few.max_num_seqs = 3;
+  SimHarness sim(few, model(), limits());
+  for (RequestId id = 1; id <= 3; ++id) {
+    Request request = make_request(id, 20, 100, id);
+    request.n = 2;
+    ASSERT_TRUE(sim.add(request).ok());
+  }
+  for (int i = 0; i < 3; ++i) sim.step();
+  const Error error = make_error(ErrorKind::kUnavailable, "no device");
+  ASSERT_TRUE(sim.scheduler.plan(sim.batch));
+  sim.scheduler.abandon(error);
+  EXPECT_FALSE(sim.scheduler.step_in_flight());
+  expect_idle(sim);
+  for (RequestId id = 1; id <= 3; ++id) {
+    for (int32_t choice : {0, 1}) {
+      EXPECT_EQ(sim.answer(id, choice).finish, FinishReason::kError);
+      ASSERT_TRUE(sim.answer(id, choice).error.has_value());
+      EXPECT_EQ(sim.answer(id, choice).error->message, "no device");
+    }
+  }
+  EXPECT_EQ(sim.faults, std::vector<std::string>{});
+}
+
 // F21: after a fault in the accounting everything is recomputed and answers stay right.
 TEST(Scheduler, RebuildKeepsRunningAnswers) {
   SimHarness sim(config(), model(), limits());

@@ -46,6 +46,11 @@ Json latency_json(const LatencySummary& summary) {
   return json;
 }
 
+Status check_engine(const EngineStats& stats) {
+  if (stats.failed.empty()) return {};
+  return Error{ErrorKind::kUnavailable, stats.failed, {}};
+}
+
 void log_format(const ChatFormat& format) {
   if (format.reasoning) {
     spdlog::info(
@@ -81,8 +86,9 @@ EngineClient* Api::engine() const {
 
 Status Api::check_ready() const {
   if (draining_) return make_error(ErrorKind::kUnavailable, "The server is shutting down.");
-  if (attached() == nullptr) return make_error(ErrorKind::kUnavailable, "The model is still loading.");
-  return {};
+  const EngineClient* engine = this->engine();
+  if (engine == nullptr) return make_error(ErrorKind::kUnavailable, "The model is still loading.");
+  return check_engine(engine->stats());
 }
 
 bool Api::is_heavy(const Route& route) {
@@ -149,10 +155,12 @@ HttpResponse Api::page() const {
   return response;
 }
 
-// Alive, until the engine has had work for a set time without ending a step.
+// Alive, until the engine has failed or has had work for a set time without ending a step.
 HttpResponse Api::health() const {
   if (const EngineClient* engine = this->engine()) {
-    const int64_t since_us = engine->stats().step_running_since_us;
+    const EngineStats stats = engine->stats();
+    if (const Status works = check_engine(stats); !works.ok()) return error_response(works.error());
+    const int64_t since_us = stats.step_running_since_us;
     const int64_t stalled_ms = since_us == 0 ? 0 : (clock_.now_us() - since_us) / 1000;
     if (stalled_ms > config_.stall_timeout_ms) {
       return error_response(make_error(ErrorKind::kUnavailable, "The engine has ended no step for {} ms.", stalled_ms));
@@ -180,7 +188,7 @@ HttpResponse Api::stats() const {
   const LiveSummary live = metrics_.live();
   Json json;
   json["model"] = config_.model_names.front();
-  json["ready"] = engine != nullptr && !draining_;
+  json["ready"] = check_ready().ok();
   json["uptime_s"] = live.uptime_s;
   json["running"] = stats.running;
   json["waiting"] = stats.waiting;

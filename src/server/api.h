@@ -23,7 +23,7 @@ class Api {
   bool draining() const { return draining_; }
   EngineClient* engine() const;  // null before attach()
 
-  // kUnavailable before attach() and while draining.
+  // kUnavailable before attach(), while draining and once the engine has failed.
   Status check_ready() const;
 
   // Every route that does not generate. Some tokenise: see is_heavy().

@@ -241,6 +241,20 @@ TEST_F(ServerTest, HealthTurnsBadOnlyWhenNoStepEnds) {
   EXPECT_EQ(call("GET", "/health").status, 200);
 }
 
+TEST_F(ServerTest, FailedEngineShowsInHealthReadyAndRequests) {
+  start();
+  EXPECT_EQ(call("GET", "/ready").status, 200);
+  engine_.failed = "the engine has failed: no device";
+  for (const char* path : {"/health", "/ready", "/v1/models"}) {
+    const ClientResponse response = call("GET", path);
+    EXPECT_EQ(response.status, 503) << path;
+    EXPECT_NE(response.body.find("no device"), std::string::npos) << path;
+  }
+  EXPECT_EQ(complete(R"("n": 1)").status, 503);
+  EXPECT_EQ(Json::parse(call("GET", "/stats").body)["ready"], false);
+  EXPECT_EQ(call("GET", "/version").status, 200);
+}
+
 TEST_F(ServerTest, TokenizeAndDetokenize) {
   start();
   const Json raw =

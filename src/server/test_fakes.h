@@ -146,6 +146,7 @@ class FakeEngine : public EngineClient {
     stats.cached_pages = 10;
     stats.page_size = 16;
     stats.step_running_since_us = step_running_since_us;
+    stats.failed = failed;
     return stats;
   }
   void drain(int64_t deadline_us) override {
@@ -166,6 +167,7 @@ class FakeEngine : public EngineClient {
   std::atomic<int> num_cancelled = 0;
   std::atomic<int64_t> step_running_since_us = 0;
   std::optional<Error> refuse_with;
+  std::string failed;  // set while no request is under way
   Request last_request;
 
  private:
