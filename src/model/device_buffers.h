@@ -29,6 +29,7 @@ struct DeviceActivations {
   int32_t* pair_position = nullptr;     // (T, k)
   ops::ActRows expert_mlp;              // (T * (k + 1), expert ffn), scales by group
   ops::Bf16* expert_out = nullptr;      // (T * (k + 1), hidden)
+  void* linear_workspace = nullptr;
   void* route_scratch = nullptr;
   void* experts_workspace = nullptr;
   void* attention_scratch = nullptr;

@@ -6,6 +6,7 @@
 #include "base/check.h"
 #include "ops/attention/device_decode.h"
 #include "ops/gemm/cuda_matrix.h"
+#include "ops/gemm/stream_linear.h"
 #include "ops/moe/device_route.h"
 #include "ops/moe/stream_experts.h"
 
@@ -67,6 +68,7 @@ DeviceActivations carve(Carver& carver, const ModelConfig& config, const DeviceM
   act.residual = carver.array<ops::Bf16>(tokens, config.hidden);
   act.delta = carver.array<ops::Bf16>(tokens, config.hidden);
   act.x = carver.rows(tokens, config.hidden, f8, 0);
+  act.linear_workspace = carver.take(ops::stream_linear_workspace_bytes());
   act.qkv = carver.array<ops::Bf16>(tokens, config.qkv_width());
   act.attention_bf16 = carver.array<ops::Bf16>(tokens, config.attention_width());
   act.attention = carver.rows(tokens, config.attention_width(), f8, 0);

@@ -96,7 +96,8 @@ class StepLauncher {
   }
 
   void linear(const DeviceMatrix& weight, const ActRows& x, Bf16* y) {
-    const ops::StreamLinearArgs few{.weight = weight, .x = x, .num_rows = shape_.num_tokens, .y = y};
+    const ops::StreamLinearArgs few{
+        .weight = weight, .x = x, .num_rows = shape_.num_tokens, .y = y, .workspace = act_.linear_workspace};
     if (shape_.num_tokens <= kStreamRows && ops::stream_linear_fits(few)) {
       ops::stream_linear_cuda(stream_, few);
       return;
@@ -183,7 +184,11 @@ class StepLauncher {
   void mlp(const DeviceLayer& layer, const ActRows& x, Bf16* out) {
     ActRows inner = act_.mlp;
     inner.cols = layer.gate_up.rows / 2;
-    const ops::StreamLinearArgs few{.weight = layer.gate_up, .x = x, .num_rows = shape_.num_tokens, .y = act_.gate_up};
+    const ops::StreamLinearArgs few{.weight = layer.gate_up,
+                                    .x = x,
+                                    .num_rows = shape_.num_tokens,
+                                    .y = act_.gate_up,
+                                    .workspace = act_.linear_workspace};
     if (shape_.num_tokens <= kStreamRows && ops::stream_linear_fits(few)) {
       ops::stream_linear_cuda(stream_, few);
       ops::device_silu_mul_cuda(stream_, {.gate_up = act_.gate_up, .num_rows = shape_.num_tokens, .y = inner});
@@ -292,7 +297,8 @@ class StepLauncher {
       ops::StreamLinearArgs head{.weight = c_.weights.head,
                                  .x = act_.head_input,
                                  .num_rows = std::min(kStreamRows, shape_.num_logits - first),
-                                 .y_float = act_.logits + first * int64_t{config_.vocab_size}};
+                                 .y_float = act_.logits + first * int64_t{config_.vocab_size},
+                                 .workspace = act_.linear_workspace};
       head.x.data = static_cast<std::byte*>(head.x.data) + first * config_.hidden * int64_t{head.x.is_f8() ? 1 : 2};
       if (head.x.is_f8()) head.x.scales += first;
       VAYU_CHECK(ops::stream_linear_fits(head), "a head of {} inputs", config_.hidden);

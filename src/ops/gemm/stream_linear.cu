@@ -1,244 +1,289 @@
-// Weights are the M side of wgmma (out^T = W x^T), so few rows of x need no padding to 64. The depth is cut over the
-// blocks of a cluster, so that a 4096 x 4096 matrix fills the card; a block's share of W (64 KB or less) fits in shared
-// memory, so all its loads are issued at once, before the previous kernel has ended (weights do not depend on it). The
-// partial sums meet through distributed shared memory, always in the order of the depth.
+// Weights are the M side of wgmma (out^T = W x^T), so few rows of x need no padding to 64; bound by reading W.
 //
-// For matrices too low for a tile of whole depth on every SM; the tall ones are stream_linear_tall.cu's.
+// One block an SM. The work is a line of units, each 128 weight rows by 128 bytes of depth, tile after tile; every
+// block takes an equal share of the line, so that all SMs read the same number of bytes whatever the matrix (a 4608 x
+// 4096 matrix has 36 tiles, 8.7 units an SM). Where a tile is cut between blocks, each leaves its partial sums in
+// global memory, and the last to arrive adds them, always in the order of the depth.
+//   warp 8      a ring of 9 to 12 stages fed by the bulk copy engine, 150 to 220 KB under way; the first stages of
+//               weights are asked for before the previous kernel has ended
+//   warps 0-7   two warpgroups, 64 weight rows each
 //
-//   rows of x   weight rows a block   what bounds
-//   up to 16    64                    few bytes in flight a block, five blocks an SM
-//   up to 128   128                   x is read from the L2 cache by every block: taller tiles halve that
+// Before: a cluster of blocks along the depth with partial sums in distributed shared memory, 8 to 15 us for the
+// 4608 x 4096 matrix: 288 blocks on 264 places made a second wave, and the barriers of the cluster stood at its end.
 #include "ops/cuda/launch.cuh"
 #include "ops/cuda/require.h"
 #include "ops/cuda/stream_ring.cuh"
 #include "ops/cuda/tensor_map.h"
 #include "ops/cuda/vector.cuh"
-#include "ops/gemm/stream_linear_tall.h"
+#include "ops/gemm/stream_linear.h"
 
 namespace vayu::ops {
 namespace {
 
-constexpr int kMaxBlocksOfDepth = 16;  // of 128 bytes, a thread block
+constexpr int kTileRows = 128;
+constexpr int kThreads = 288;
+constexpr int kConsumers = 256;
+constexpr int kWeightStageBytes = kTileRows * 128;
+constexpr int kMaxBlocks = 256;  // of a launch: SMs
+
+// 17 KB a stage at 8 rows of x, 24 KB at 64.
+template <int kWidth>
+constexpr int kStagesOf = kWidth <= 16   ? 12
+                          : kWidth <= 32 ? 11
+                                         : 9;
+
+template <int kWidth>
+struct Shared {
+  uint8_t weights[kStagesOf<kWidth>][kWeightStageBytes];
+  uint8_t rows[kStagesOf<kWidth>][kWidth * 128];
+  uint64_t full[kStagesOf<kWidth>], empty[kStagesOf<kWidth>];
+  int32_t last;
+};
 
 struct Params {
-  const uint8_t* x;
   const float* x_scales;
   const float* scales;
   Bf16* y;
   float* y_float;
-  int64_t y_stride;
-  int64_t x_row_bytes;
-  int32_t out_rows;        // of the weight
-  int32_t num_rows;        // of x
-  int32_t depth_blocks;    // of 128 bytes, in all
-  int32_t blocks_a_rank;   // of these, most a block of the cluster takes
-  int32_t x_group_scales;  // 0: one scale a row; else scales a row
-  int32_t block_scaled;    // weight scales are of 128 x 128
+  float* partials;    // (2 * blocks, kWidth / 2, kConsumers): of a block's first and last tile
+  int32_t* arrivals;  // (tiles)
+  int32_t out_rows, num_rows, depth_blocks, units;
+  int32_t x_group_scales;  // scales a row of x, or 0: one
+  int32_t block_scaled;
 };
 
-// The x rows' part of the depth, swizzled like the weights; zero behind the last row and the last column.
-template <int kWidth, int kThreads>
-__device__ void load_x(const Params& p, uint8_t* x, int first_block, int blocks) {
-  for (int i = threadIdx.x; i < kWidth * 8 * blocks; i += kThreads) {
-    const int block = i / (kWidth * 8), row = i / 8 % kWidth, chunk = i % 8;
-    const int64_t column = int64_t{first_block + block} * 128 + chunk * 16;
-    const bool there = row < p.num_rows && column < p.x_row_bytes;
-    copy_async16(shared_address(x + block * kWidth * 128) + swizzled_offset(row, chunk),
-                 there ? p.x + row * p.x_row_bytes + column : p.x, there ? 16 : 0);
+__device__ __forceinline__ int first_unit(const Params& p, int block) {
+  return static_cast<int>(int64_t{block} * p.units / gridDim.x);
+}
+__device__ __forceinline__ int block_of_unit(const Params& p, int unit) {
+  return static_cast<int>(((int64_t{unit} + 1) * gridDim.x - 1) / p.units);
+}
+
+template <int kWidth>
+__device__ void stream(const Params& p, Shared<kWidth>& s, const CUtensorMap* weights, const CUtensorMap* x) {
+  constexpr int kStages = kStagesOf<kWidth>;
+  const int begin = first_unit(p, blockIdx.x), end = first_unit(p, blockIdx.x + 1);
+  const int ahead = min(kStages, end - begin);
+  for (int i = 0; i < ahead; ++i) {
+    const int unit = begin + i;
+    barrier_arrive_expect(&s.full[i], kWeightStageBytes + kWidth * 128);
+    copy_tile(weights, &s.full[i], s.weights[i], unit % p.depth_blocks * 128, unit / p.depth_blocks * kTileRows,
+              kEvictFirst);
+  }
+  wait_for_inputs();
+  for (int i = 0; i < ahead; ++i) {
+    copy_tile(x, &s.full[i], s.rows[i], (begin + i) % p.depth_blocks * 128, 0, kEvictLast);
+  }
+  Ring ring;
+  ring.phase = 1;  // the second time around
+  for (int unit = begin + kStages; unit < end; ++unit) {
+    const int column = unit % p.depth_blocks * 128;
+    barrier_wait(&s.empty[ring.stage], ring.phase ^ 1);
+    barrier_arrive_expect(&s.full[ring.stage], kWeightStageBytes + kWidth * 128);
+    copy_tile(weights, &s.full[ring.stage], s.weights[ring.stage], column, unit / p.depth_blocks * kTileRows,
+              kEvictFirst);
+    copy_tile(x, &s.full[ring.stage], s.rows[ring.stage], column, 0, kEvictLast);
+    ring.advance(kStages);
   }
 }
 
-// Factors of one block of 128 inputs: block scale of the weights times group scale of each row of x.
+template <int kElementBytes, int kWidth, bool kScaleBlocks>
+__device__ __forceinline__ void multiply_unit(const Params& p, Shared<kWidth>& s, Ring& ring, int tile, int block,
+                                              bool fresh, int warpgroup, int lane, float (&sum)[kWidth / 2]) {
+  float part[kScaleBlocks ? kWidth / 2 : 1];
+  float scale[kScaleBlocks ? kWidth / 4 : 1];
+  if constexpr (kScaleBlocks) {  // asked for before the stage is waited for
+    const float weight = p.block_scaled ? p.scales[tile * p.depth_blocks + block] : 1.0f;
+#pragma unroll
+    for (int i = 0; i < kWidth / 4; ++i) {
+      const int row = 8 * (i / 2) + 2 * (lane % 4) + i % 2;
+      scale[i] = weight;
+      if (p.x_group_scales && row < p.num_rows) scale[i] *= __ldcg(&p.x_scales[row * p.x_group_scales + block]);
+    }
+  }
+  barrier_wait(&s.full[ring.stage], ring.phase);
+  const uint64_t a = swizzled_descriptor(s.weights[ring.stage] + warpgroup * 64 * 128);
+  const uint64_t b = swizzled_descriptor(s.rows[ring.stage]);
+  if constexpr (kScaleBlocks) {
+    wgmma_pin(part);
+  } else {
+    wgmma_pin(sum);
+  }
+  wgmma_fence();
+#pragma unroll
+  for (int k = 0; k < 4; ++k) {
+    if constexpr (kScaleBlocks) {
+      multiply<kElementBytes, kWidth>(part, a + k * kDescriptorStep, b + k * kDescriptorStep, k != 0);
+    } else {
+      multiply<kElementBytes, kWidth>(sum, a + k * kDescriptorStep, b + k * kDescriptorStep, !fresh || k != 0);
+    }
+  }
+  wgmma_commit();
+  wgmma_wait<0>();
+  if constexpr (kScaleBlocks) {
+    wgmma_pin(part);
+#pragma unroll
+    for (int i = 0; i < kWidth / 2; ++i) {
+      const float product = part[i] * scale[i / 4 * 2 + i % 2];
+      sum[i] = fresh ? product : sum[i] + product;
+    }
+  } else {
+    wgmma_pin(sum);
+  }
+  if (lane == 0) barrier_arrive(&s.empty[ring.stage]);
+  ring.advance(kStagesOf<kWidth>);
+}
+
+__device__ __forceinline__ void consumer_barrier() { asm volatile("bar.sync 1, 256;" ::: "memory"); }
+
+// This block's sums of a tile that others share; true for the block that has all of them afterwards.
 template <int kWidth>
-__device__ __forceinline__ void add_scaled(const Params& p, float (&sum)[kWidth / 2], const float (&part)[kWidth / 2],
-                                           int first_row, int block, int lane) {
-  const float weight = p.block_scaled ? p.scales[first_row / 128 * p.depth_blocks + block] : 1.0f;
+__device__ bool gather_partials(const Params& p, Shared<kWidth>& s, int tile, float (&sum)[kWidth / 2]) {
+  constexpr int kFloats = kWidth / 2 * kConsumers;
+  const int tile_begin = tile * p.depth_blocks;
+  const int first = block_of_unit(p, tile_begin), last = block_of_unit(p, tile_begin + p.depth_blocks - 1);
+  const auto place = [&](int block) {
+    return p.partials + int64_t{2 * block + (first_unit(p, block) < tile_begin)} * kFloats + threadIdx.x;
+  };
+  float* mine = place(blockIdx.x);
 #pragma unroll
-  for (int j = 0; j < kWidth / 8; ++j) {
+  for (int i = 0; i < kWidth / 2; ++i) __stcg(&mine[i * kConsumers], sum[i]);
+  __threadfence();
+  consumer_barrier();
+  if (threadIdx.x == 0) s.last = atomicAdd(&p.arrivals[tile], 1) == last - first;
+  consumer_barrier();
+  if (!s.last) return false;
+  __threadfence();
+  if (threadIdx.x == 0) p.arrivals[tile] = 0;
 #pragma unroll
-    for (int c = 0; c < 2; ++c) {
-      const int row = 8 * j + 2 * (lane % 4) + c;
-      float scale = weight;
-      if (p.x_group_scales && row < p.num_rows) scale *= __ldcg(&p.x_scales[row * p.x_group_scales + block]);
-      sum[4 * j + c] += part[4 * j + c] * scale;
-      sum[4 * j + 2 + c] += part[4 * j + 2 + c] * scale;
+  for (int i = 0; i < kWidth / 2; ++i) sum[i] = 0;
+  for (int block = first; block <= last; ++block) {
+    const float* theirs = place(block);
+#pragma unroll
+    for (int i = 0; i < kWidth / 2; ++i) sum[i] += __ldcg(&theirs[i * kConsumers]);
+  }
+  return true;
+}
+
+template <int kWidth>
+__device__ __forceinline__ void store(const Params& p, int tile, int warpgroup, int warp, int lane,
+                                      const float (&sum)[kWidth / 2]) {
+  const int out = tile * kTileRows + warpgroup * 64 + 16 * warp + lane / 4;
+  float scale[2];
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const bool row_scaled = p.scales && !p.block_scaled && out + 8 * half < p.out_rows;
+    scale[half] = row_scaled ? p.scales[out + 8 * half] : 1.0f;
+  }
+#pragma unroll
+  for (int i = 0; i < kWidth / 2; ++i) {
+    const int row = 8 * (i / 4) + 2 * (lane % 4) + i % 2, at = out + i % 4 / 2 * 8;
+    if (row >= p.num_rows || at >= p.out_rows) continue;
+    const float x_scale = p.x_scales && !p.x_group_scales ? __ldcg(&p.x_scales[row]) : 1.0f;
+    const float value = sum[i] * scale[i % 4 / 2] * x_scale;
+    if (p.y) {
+      p.y[int64_t{row} * p.out_rows + at] = to_bf16(value);
+    } else {
+      p.y_float[int64_t{row} * p.out_rows + at] = value;
     }
   }
 }
 
 template <int kElementBytes, int kWidth, bool kScaleBlocks>
-__device__ __forceinline__ void multiply_blocks(const Params& p, const uint8_t* w, int w_block_bytes, const uint8_t* x,
-                                                uint64_t* landed, int first_row, int first_block, int blocks, int lane,
-                                                float (&sum)[kWidth / 2]) {
-#pragma unroll
-  for (int i = 0; i < kWidth / 2; ++i) sum[i] = 0;
-  float part[kScaleBlocks ? kWidth / 2 : 1];
-  for (int block = 0; block < blocks; ++block) {
-    barrier_wait(&landed[block], 0);
-    const uint64_t a = swizzled_descriptor(w + block * w_block_bytes);
-    const uint64_t b = swizzled_descriptor(x + block * kWidth * 128);
-    if constexpr (kScaleBlocks) {
-      wgmma_pin(part);
-    } else {
-      wgmma_pin(sum);
+__device__ void consume(const Params& p, Shared<kWidth>& s) {
+  const int warpgroup = threadIdx.x / 128, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
+  const int end = first_unit(p, blockIdx.x + 1);
+  Ring ring;
+  for (int unit = first_unit(p, blockIdx.x); unit < end;) {
+    const int tile = unit / p.depth_blocks;
+    const int tile_end = min(end, (tile + 1) * p.depth_blocks);
+    const bool whole = unit == tile * p.depth_blocks && tile_end == (tile + 1) * p.depth_blocks;
+    float sum[kWidth / 2];
+    for (bool fresh = true; unit < tile_end; ++unit, fresh = false) {
+      multiply_unit<kElementBytes, kWidth, kScaleBlocks>(p, s, ring, tile, unit - tile * p.depth_blocks, fresh,
+                                                         warpgroup, lane, sum);
     }
-    wgmma_fence();
-#pragma unroll
-    for (int k = 0; k < 4; ++k) {
-      if constexpr (kScaleBlocks) {
-        multiply<kElementBytes, kWidth>(part, a + k * kDescriptorStep, b + k * kDescriptorStep, k != 0);
-      } else {
-        multiply<kElementBytes, kWidth>(sum, a + k * kDescriptorStep, b + k * kDescriptorStep, 1);
-      }
-    }
-    wgmma_commit();
-    wgmma_wait<0>();
-    if constexpr (kScaleBlocks) {
-      wgmma_pin(part);
-      add_scaled<kWidth>(p, sum, part, first_row, first_block + block, lane);
-    } else {
-      wgmma_pin(sum);
-    }
+    if (whole || gather_partials<kWidth>(p, s, tile, sum)) store<kWidth>(p, tile, warpgroup, warp, lane, sum);
   }
 }
 
-// Sums of the whole cluster, each block a share of the outputs, in the order of the ranks; then scale and store.
-template <int kRows, int kWidth, int kThreads>
-__device__ void reduce_and_store(const Params& p, const float* partial, int rank, int ranks, int first_out) {
-  constexpr int kPitch = kRows + 4;  // floats; 4 tokens apart are 16 banks: no conflicts among a warp's stores
-  for (int i = rank * kThreads + static_cast<int>(threadIdx.x); i < kWidth * kRows / 4; i += ranks * kThreads) {
-    const int row = i / (kRows / 4), out = i % (kRows / 4) * 4;
-    if (row >= p.num_rows) break;
-    float v[4] = {0, 0, 0, 0};
-    for (int r = 0; r < ranks; ++r) {
-      const uint32_t from = remote_address(partial + row * kPitch + out, r);
-      float t[4];
-      asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
-                   : "=f"(t[0]), "=f"(t[1]), "=f"(t[2]), "=f"(t[3])
-                   : "r"(from)
-                   : "memory");
-#pragma unroll
-      for (int j = 0; j < 4; ++j) v[j] += t[j];
-    }
-    const float row_scale = p.x_scales && !p.x_group_scales ? __ldcg(&p.x_scales[row]) : 1.0f;
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      const int at = first_out + out + j;
-      if (at >= p.out_rows) break;
-      const float value = v[j] * row_scale * (p.scales && !p.block_scaled ? p.scales[at] : 1.0f);
-      if (p.y) {
-        p.y[row * p.y_stride + at] = to_bf16(value);
-      } else {
-        p.y_float[row * p.y_stride + at] = value;
-      }
-    }
-  }
-}
-
-// A warpgroup for each 64 weight rows.
-template <int kElementBytes, int kRows, int kWidth, bool kScaleBlocks>
-__global__ void __launch_bounds__(kRows * 2)
-    stream_linear_kernel(const __grid_constant__ CUtensorMap weights, const Params p) {
-  constexpr int kThreads = kRows * 2;
-  constexpr int kPitch = kRows + 4;
+template <int kElementBytes, int kWidth, bool kScaleBlocks>
+__global__ void __launch_bounds__(kThreads, 1)
+    stream_linear_kernel(const __grid_constant__ CUtensorMap weights, const __grid_constant__ CUtensorMap x,
+                         const Params p) {
   extern __shared__ uint8_t raw[];
-  uint8_t* w = reinterpret_cast<uint8_t*>((reinterpret_cast<uintptr_t>(raw) + 1023) / 1024 * 1024);
-  uint8_t* x = w + p.blocks_a_rank * kRows * 128;
-  __shared__ uint64_t landed[kMaxBlocksOfDepth];
-  uint32_t ranks;
-  asm volatile("mov.u32 %0, %%cluster_nctarank;" : "=r"(ranks));
-  const int rank = static_cast<int>(cluster_rank());
-  const int first_out = static_cast<int>(blockIdx.x / ranks) * kRows;
-  const int first_block = rank * p.blocks_a_rank;
-  const int blocks = max(0, min(p.blocks_a_rank, p.depth_blocks - first_block));
+  auto& s = *reinterpret_cast<Shared<kWidth>*>((reinterpret_cast<uintptr_t>(raw) + 1023) / 1024 * 1024);
   if (threadIdx.x == 0) {
-    for (int i = 0; i < blocks; ++i) barrier_init(&landed[i], 1);
-    barrier_init_fence();
-    for (int i = 0; i < blocks; ++i) {
-      barrier_arrive_expect(&landed[i], kRows * 128);
-      copy_tile(&weights, &landed[i], w + i * kRows * 128, (first_block + i) * 128, first_out, kEvictFirst);
+    for (int i = 0; i < kStagesOf<kWidth>; ++i) {
+      barrier_init(&s.full[i], 1);
+      barrier_init(&s.empty[i], 8);
     }
+    barrier_init_fence();
+  }
+  __syncthreads();
+  if (threadIdx.x >= kConsumers) {
+    if (threadIdx.x == kConsumers) {
+      stream<kWidth>(p, s, &weights, &x);
+    } else {
+      wait_for_inputs();
+    }
+    return;
   }
   wait_for_inputs();
   let_next_start();
-  load_x<kWidth, kThreads>(p, x, first_block, blocks);
-  copy_async_commit();
-  copy_async_wait<0>();
-  fence_shared_for_async();
-  __syncthreads();
-
-  const int warpgroup = threadIdx.x / 128, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
-  float sum[kWidth / 2];
-  multiply_blocks<kElementBytes, kWidth, kScaleBlocks>(p, w + warpgroup * 64 * 128, kRows * 128, x, landed,
-                                                       first_out + warpgroup * 64, first_block, blocks, lane, sum);
-  __syncthreads();  // nobody reads w any more: it becomes the partial sums, (kWidth, kPitch)
-  float* partial = reinterpret_cast<float*>(w);
-#pragma unroll
-  for (int i = 0; i < kWidth / 2; ++i) {
-    const int row = 8 * (i / 4) + 2 * (lane % 4) + i % 2;
-    partial[row * kPitch + warpgroup * 64 + 16 * warp + lane / 4 + i % 4 / 2 * 8] = sum[i];
-  }
-  cluster_arrive();
-  cluster_wait();
-  reduce_and_store<kRows, kWidth, kThreads>(p, partial, rank, static_cast<int>(ranks), first_out);
-  cluster_arrive();
-  cluster_wait();  // a block's memory stays until all have read it
+  consume<kElementBytes, kWidth, kScaleBlocks>(p, s);
 }
 
-struct Plan {
-  int ranks;
-  int blocks_a_rank;
-};
-
-// Shares of 512 bytes of depth where up to 8 blocks can take them all; longer ones for deeper matrices.
-Plan plan_depth(int64_t row_bytes) {
-  const int blocks = static_cast<int>((row_bytes + 127) / 128);
-  int ranks = 1;
-  while (ranks < 8 && ranks * 4 < blocks) ranks *= 2;
-  return {ranks, (blocks + ranks - 1) / ranks};
+int num_sms() {
+  static const int count = [] {
+    int value = 0;
+    cudaDeviceGetAttribute(&value, cudaDevAttrMultiProcessorCount, 0);
+    return value < kMaxBlocks ? value : kMaxBlocks;
+  }();
+  return count;
 }
 
-template <int kElementBytes, int kRows, int kWidth, bool kScaleBlocks>
-void launch(CudaStream stream, const StreamLinearArgs& a, Params p) {
-  const Plan plan = plan_depth(a.weight.row_bytes());
-  p.blocks_a_rank = plan.blocks_a_rank;
-  const int64_t tiles = (a.weight.rows + kRows - 1) / kRows;
-  const size_t operands = size_t{128} * plan.blocks_a_rank * (kRows + kWidth);
-  const size_t partials = sizeof(float) * kWidth * (kRows + 4);
-  const LaunchShape shape{dim3(static_cast<unsigned>(tiles * plan.ranks)), dim3(kRows * 2),
-                          (operands > partials ? operands : partials) + 1024, static_cast<unsigned>(plan.ranks)};
-  const CUtensorMap map = byte_rows_map(a.weight.data, a.weight.rows, a.weight.row_bytes(), kRows);
-  launch_overlapped(stream_linear_kernel<kElementBytes, kRows, kWidth, kScaleBlocks>, shape, stream, map, p);
+template <int kElementBytes, int kWidth, bool kScaleBlocks>
+void launch(CudaStream stream, const StreamLinearArgs& a, const Params& p) {
+  const int blocks = p.units < num_sms() ? p.units : num_sms();
+  const LaunchShape shape{dim3(static_cast<unsigned>(blocks)), dim3(kThreads), sizeof(Shared<kWidth>) + 1024, 1};
+  const CUtensorMap weights = byte_rows_map(a.weight.data, a.weight.rows, a.weight.row_bytes(), kTileRows);
+  const CUtensorMap x = byte_rows_map(a.x.data, a.num_rows, a.weight.row_bytes(), kWidth);
+  launch_overlapped(stream_linear_kernel<kElementBytes, kWidth, kScaleBlocks>, shape, stream, weights, x, p);
 }
 
 template <int kElementBytes, bool kScaleBlocks>
 void launch_width(CudaStream stream, const StreamLinearArgs& a, const Params& p) {
-  if (a.num_rows <= 8) return launch<kElementBytes, 64, 8, kScaleBlocks>(stream, a, p);
-  if (a.num_rows <= 16) return launch<kElementBytes, 64, 16, kScaleBlocks>(stream, a, p);
-  if (a.num_rows <= 32) return launch<kElementBytes, 128, 32, kScaleBlocks>(stream, a, p);
-  if (a.num_rows <= 64) return launch<kElementBytes, 128, 64, kScaleBlocks>(stream, a, p);
-  launch<kElementBytes, 128, 128, kScaleBlocks>(stream, a, p);
+  if (a.num_rows <= 8) return launch<kElementBytes, 8, kScaleBlocks>(stream, a, p);
+  if (a.num_rows <= 16) return launch<kElementBytes, 16, kScaleBlocks>(stream, a, p);
+  if (a.num_rows <= 32) return launch<kElementBytes, 32, kScaleBlocks>(stream, a, p);
+  launch<kElementBytes, 64, kScaleBlocks>(stream, a, p);
 }
 
 }  // namespace
 
+int64_t stream_linear_workspace_bytes() {
+  return kStreamLinearMaxTiles * int64_t{sizeof(int32_t)} +
+         int64_t{2} * kMaxBlocks * kStreamLinearMaxRows / 2 * kConsumers * int64_t{sizeof(float)};
+}
+
 void stream_linear_cuda(CudaStream stream, const StreamLinearArgs& a) {
   VAYU_REQUIRE(stream_linear_fits(a), "shapes of the weight streamer");
   if (a.num_rows == 0) return;
-  if (stream_linear_is_tall(a)) return stream_linear_tall_cuda(stream, a);
-  Params p{.x = static_cast<const uint8_t*>(a.x.data),
-           .x_scales = a.x.scales,
-           .scales = a.weight.scales,
-           .y = a.y,
-           .y_float = a.y_float,
-           .y_stride = a.y_stride ? a.y_stride : a.weight.rows,
-           .x_row_bytes = a.weight.row_bytes(),
-           .out_rows = static_cast<int32_t>(a.weight.rows),
-           .num_rows = a.num_rows,
-           .depth_blocks = static_cast<int32_t>((a.weight.row_bytes() + 127) / 128),
-           .blocks_a_rank = 0,
-           .x_group_scales = a.x.scale_group ? static_cast<int32_t>(a.x.cols / a.x.scale_group) : 0,
-           .block_scaled = a.weight.scale == WeightScale::kBlock};
+  const auto depth_blocks = static_cast<int32_t>((a.weight.row_bytes() + 127) / 128);
+  auto* arrivals = static_cast<int32_t*>(a.workspace);
+  const Params p{.x_scales = a.x.scales,
+                 .scales = a.weight.scales,
+                 .y = a.y,
+                 .y_float = a.y_float,
+                 .partials = reinterpret_cast<float*>(arrivals + kStreamLinearMaxTiles),
+                 .arrivals = arrivals,
+                 .out_rows = static_cast<int32_t>(a.weight.rows),
+                 .num_rows = a.num_rows,
+                 .depth_blocks = depth_blocks,
+                 .units = static_cast<int32_t>((a.weight.rows + kTileRows - 1) / kTileRows) * depth_blocks,
+                 .x_group_scales = a.x.scale_group ? static_cast<int32_t>(a.x.cols / a.x.scale_group) : 0,
+                 .block_scaled = a.weight.scale == WeightScale::kBlock};
   if (!a.weight.is_f8()) return launch_width<2, false>(stream, a, p);
   if (p.block_scaled || p.x_group_scales) return launch_width<1, true>(stream, a, p);
   launch_width<1, false>(stream, a, p);
