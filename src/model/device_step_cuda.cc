@@ -156,6 +156,7 @@ class StepLauncher {
                                            .num_q_heads = config_.num_q_heads,
                                            .scale = config_.attention_scale,
                                            .kv = kv,
+                                           .keys_settled = has_prefill_kernel(config_),
                                            .out = mixed ? bf16 : act_.attention,
                                            .scratch = act_.attention_scratch});
     }

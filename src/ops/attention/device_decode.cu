@@ -11,10 +11,16 @@
 // on over the pieces of the range, so nothing waits between warps but the merge at the end of a piece. Copies of slots
 // behind kv_len are zeros: 0 * NaN of a stale value would be NaN.
 //
-// The second kernel has a block a row: it adds the pieces up, finds the largest magnitude and writes FP8 or BF16. A
-// piece is at least 512 keys, so it reads about 8 pieces of a 3.6k context. The alternative, a last arriving block that
-// combines, saves no trip to memory (fence and counter take as long as the hand-over of a dependent launch) and would
-// keep the streaming blocks' registers.
+// What is left is latency: at 3,650 tokens, 13 to 16 us whatever the number of rows when everything came one after the
+// other. So all that does not depend on the kernel before is done while that one runs: the plan and, where the caller
+// vouches that all keys of a row but its last were written by earlier steps, the copies of a warp's first tiles, all of
+// what the ring holds (17 MB on the chip, a quarter of 32 rows).
+//
+// The second kernel adds the pieces up, finds the largest magnitude of a row and writes FP8 or BF16. A row of few is
+// spread over a cluster, since one SM reads no more than 100 GB/s: 15 pieces of 16 KiB would take it 2.3 us. It makes
+// its plan, and goes through all its code once, before it waits: between two layers other kernels have streamed through
+// all caches, and a line of code not yet fetched costs as much as a trip to memory. A last arriving block that combines
+// would save no trip (fence and counter take as long as the hand-over of a dependent launch).
 #include <algorithm>
 
 #include "ops/attention/device_decode.h"
@@ -27,10 +33,12 @@ namespace {
 
 constexpr int kWarps = 4, kThreads = 32 * kWarps;
 constexpr int kMaxBlocks = 2 * 132;  // two on each SM of an H200; on other chips less balanced, still right
-constexpr int kMinKeys = 512;        // of a block
+constexpr int kMinKeys = 256;        // of a block: two tiles a warp
 constexpr int kHeads = 16;           // rows of a product
-constexpr int kCombineThreads = 512;
-constexpr int kMaxCols = 8192;  // of an output row: 32 KiB of shared memory
+constexpr int kMaxCombineThreads = 512;
+constexpr int kMaxSlices = 8;     // blocks of the second kernel to a row: a cluster that every chip can place
+constexpr int kCombineWidth = 8;  // pieces a thread asks for at once
+constexpr int kMaxCols = 8192;    // of an output row: 32 KiB of shared memory
 
 struct DecodeParams {
   DeviceBatch batch;
@@ -44,10 +52,11 @@ struct DecodeParams {
   ActRows out;
   // Scratch. Piece b + u is what block b has seen of unit u = decode row * num_kv_heads + kv head: a new block or a new
   // unit begins a new piece, so no two are the same.
-  float* partials;     // (num pieces, kHeads, head_dim), relative to the piece's maximum
-  float2* stats;       // (num pieces, kHeads): maximum, sum
-  int32_t* tile_ends;  // (num_decode_rows): tiles of one head of the rows up to and with this one
-  int32_t blocks, min_tiles;
+  float* partials;  // (num pieces, kHeads, head_dim), relative to the piece's maximum
+  float2* stats;    // (num pieces, kHeads): maximum, sum
+  int32_t blocks, min_tiles, tile_keys;
+  int32_t slices, slice_vectors;  // blocks of the second kernel to a row, and the vectors of 4 columns of each
+  bool keys_settled;
 };
 
 struct RowPlan {
@@ -58,6 +67,7 @@ __device__ __forceinline__ int tiles_of_block(const DecodeParams& p, int total) 
   return max((total + p.blocks - 1) / p.blocks, p.min_tiles);
 }
 
+// The lists are the step's, written before its first kernel: read ahead of wait_for_inputs().
 template <int kKeys>
 __device__ __forceinline__ void plan_rows(const DecodeParams& p, RowPlan* rows, int* warp_sums) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -65,9 +75,12 @@ __device__ __forceinline__ void plan_rows(const DecodeParams& p, RowPlan* rows, 
 #pragma unroll 1
   for (int first = 0; first < p.num_decode_rows; first += kThreads) {
     const int i = first + threadIdx.x;
-    RowPlan plan = {};
     const int row = i < p.num_decode_rows ? p.decode_rows[i] : -1;
-    if (row >= 0) plan = {0, p.batch.kv_lens[row], p.batch.kv_indptr[row], p.batch.qo_indptr[row]};
+    // Most steps are rows of one token alone, where row is i: asked for before the answer is there.
+    RowPlan plan = {};
+    if (i < p.batch.num_rows) plan = {0, p.batch.kv_lens[i], p.batch.kv_indptr[i], p.batch.qo_indptr[i]};
+    if (row < 0) plan = {};
+    if (row >= 0 && row != i) plan = {0, p.batch.kv_lens[row], p.batch.kv_indptr[row], p.batch.qo_indptr[row]};
     int end = (plan.kv_len + kKeys - 1) / kKeys;
 #pragma unroll
     for (int offset = 1; offset < 32; offset *= 2) {
@@ -229,17 +242,11 @@ __global__ void __launch_bounds__(kThreads, 2) split_kernel(const DecodeParams p
   constexpr int kStages = DecodeShared<Tile>::kStages;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 
-  wait_for_inputs();
-  let_next_start();
   RowPlan* rows = shared.rows;
   plan_rows<Tile::kKeys>(p, rows, shared.warp_sums);
-  if (blockIdx.x == 0) {
-    for (int i = threadIdx.x; i < p.num_decode_rows; i += kThreads) p.tile_ends[i] = rows[i].tile_end;
-  }
   const int total = rows[p.num_decode_rows - 1].tile_end * p.num_kv_heads;
   const int share = tiles_of_block(p, total);
   const int first = blockIdx.x * share, last = min(first + share, total);
-  if (first >= last) return;
 
   // Loops that run once are kept rolled: between two layers other kernels have streamed through all caches, and every
   // line of code is fetched again.
@@ -248,7 +255,19 @@ __global__ void __launch_bounds__(kThreads, 2) split_kernel(const DecodeParams p
   int fed = 0;  // tiles of this warp whose copies have been started
   feed.fill(p, rows, first + warp + kWarps * lane, last);
 #pragma unroll 1
-  for (; fed < kStages - 1; ++fed) start_copy<Tile>(p, ring + fed * Tile::kTileBytes, feed, fed);
+  for (int turn = 0; turn < 2; ++turn) {
+    if (turn == 1) {
+      wait_for_inputs();
+      let_next_start();
+      if (first >= last) return;
+    }
+#pragma unroll 1
+    for (; fed < kStages - 1; ++fed) {
+      // More than a tile left: not the tile with the row's last key.
+      if (turn == 0 && !(p.keys_settled && __shfl_sync(0xffffffffu, feed.valid, fed) > Tile::kKeys)) break;
+      start_copy<Tile>(p, ring + fed * Tile::kTileBytes, feed, fed);
+    }
+  }
 
   const int group = p.num_q_heads / p.num_kv_heads;
   int mine = first + warp;  // this warp's tile, in stage `stage`
@@ -277,95 +296,188 @@ __global__ void __launch_bounds__(kThreads, 2) split_kernel(const DecodeParams p
   }
 }
 
-// The pieces of eight values of one head added up and divided by the sum of weights.
-__device__ __forceinline__ void combine(const DecodeParams& p, int value, int decode_row, int begin, int tiles,
-                                        int share, float (&out)[8]) {
-  const int head = value / p.head_dim, dim = value % p.head_dim, group = p.num_q_heads / p.num_kv_heads;
-  const int kv_head = head / group;
-  const int first = begin * p.num_kv_heads + kv_head * tiles;
-  const int first_block = first / share, last_block = (first + tiles - 1) / share;
-  const int64_t unit = int64_t{decode_row} * p.num_kv_heads + kv_head;
-  int64_t row = (first_block + unit) * kHeads + head % group;
-  float max = -__int_as_float(0x7f800000), sum = 0;
-#pragma unroll
-  for (int i = 0; i < 8; ++i) out[i] = 0;
-#pragma unroll 4
-  for (int block = first_block; block <= last_block; ++block, row += kHeads) {
-    const float2 stats = p.stats[row];
-    const float* from = p.partials + row * p.head_dim + dim;
-    const float4 v0 = *reinterpret_cast<const float4*>(from), v1 = *reinterpret_cast<const float4*>(from + 4);
-    const float v[8] = {v0.x, v0.y, v0.z, v0.w, v1.x, v1.y, v1.z, v1.w};
-    const float new_max = fmaxf(max, stats.x);
-    const float old_weight = exp2_fast(max - new_max), weight = exp2_fast(stats.x - new_max);
-    max = new_max;
-    sum = sum * old_weight + stats.y * weight;
-#pragma unroll
-    for (int i = 0; i < 8; ++i) out[i] = out[i] * old_weight + v[i] * weight;
-  }
-  const float inverse = 1.0f / sum;
-#pragma unroll
-  for (int i = 0; i < 8; ++i) out[i] *= inverse;
+// Neither cached near the SM nor moved: the first turn of combine_kernel reads what is not written yet.
+__device__ __forceinline__ float4 load_far(const float4* p) {
+  float4 v;
+  asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "l"(p));
+  return v;
+}
+__device__ __forceinline__ float2 load_far(const float2* p) {
+  float2 v;
+  asm volatile("ld.global.cg.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "l"(p));
+  return v;
 }
 
-// Two blocks an SM: 64 registers, so that a block waits beside two of the first kernel (2 x 128 threads).
-__global__ void __launch_bounds__(kCombineThreads, 2) combine_kernel(const DecodeParams p) {
-  __shared__ float reduction[32];
-  extern __shared__ __align__(16) float values[];  // the row; each thread reads what it wrote itself
-  wait_for_inputs();
-  let_next_start();
-  const int decode_row = blockIdx.x, row = p.decode_rows[decode_row];
-  if (row < 0) return;
-  const int64_t token = p.batch.qo_indptr[row];
-  if (token >= p.batch.num_tokens) return;
-  const int begin = decode_row > 0 ? p.tile_ends[decode_row - 1] : 0;
-  const int tiles = p.tile_ends[decode_row] - begin;
-  const int share = tiles_of_block(p, p.tile_ends[p.num_decode_rows - 1] * p.num_kv_heads);
+// Where a row's tiles lie on the line.
+struct CombinePlan {
+  int begin, tiles, share;
+};
 
-  float peak = 0;
+__device__ __forceinline__ CombinePlan plan_combine(const DecodeParams& p, int decode_row, int row,
+                                                    int (&sums)[2][kMaxCombineThreads / 32]) {
+  int before = 0, total = 0;
+  for (int i = threadIdx.x; i < p.num_decode_rows; i += blockDim.x) {
+    const int other = p.decode_rows[i];
+    const int tiles = other < 0 ? 0 : (p.batch.kv_lens[other] + p.tile_keys - 1) / p.tile_keys;
+    total += tiles;
+    if (i < decode_row) before += tiles;
+  }
+  before = __reduce_add_sync(0xffffffffu, before);
+  total = __reduce_add_sync(0xffffffffu, total);
+  sums[0][threadIdx.x / 32] = before;
+  sums[1][threadIdx.x / 32] = total;
+  __syncthreads();
+  before = total = 0;
+  for (int w = 0; w < blockDim.x / 32; ++w) {
+    before += sums[0][w];
+    total += sums[1][w];
+  }
+  const int tiles = (p.batch.kv_lens[row] + p.tile_keys - 1) / p.tile_keys;
+  return {before, tiles, tiles_of_block(p, total * p.num_kv_heads)};
+}
+
+// The pieces of four columns of one head added up and divided by the sum of weights. The threads of a head (head_dim /
+// 4, a part of a warp) take a piece's statistics each.
+__device__ __forceinline__ float4 combine(const DecodeParams& p, const CombinePlan& plan, int decode_row, int vector) {
+  const int lanes = p.head_dim / 4, lane = vector % lanes;
+  const int head = min(vector / lanes, p.num_q_heads - 1), group = p.num_q_heads / p.num_kv_heads;
+  const int kv_head = head / group;
+  const int first = plan.begin * p.num_kv_heads + kv_head * plan.tiles;
+  const int first_block = first / plan.share;
+  const int pieces = (first + plan.tiles - 1) / plan.share - first_block + 1;
+  const int64_t unit = int64_t{decode_row} * p.num_kv_heads + kv_head;
+  const int64_t row = (first_block + unit) * kHeads + head % group;
+  float max = -__int_as_float(0x7f800000), sum = 0;
+  float4 out = make_float4(0, 0, 0, 0);
+  // All lanes of the warp go the same number of rounds: their heads may differ in pieces.
+  const int most = __reduce_max_sync(0xffffffffu, pieces);
 #pragma unroll 1
-  for (int value = 8 * threadIdx.x; value < p.out.cols; value += 8 * kCombineThreads) {
-    float out[8] = {};
-    if (tiles > 0) combine(p, value, decode_row, begin, tiles, share, out);
+  for (int base = 0; base < most; base += lanes) {
+    float2 stats = make_float2(-__int_as_float(0x7f800000), 0);
+    if (base + lane < pieces) stats = load_far(p.stats + row + (base + lane) * kHeads);
+    float new_max = stats.x;
+    for (int offset = lanes / 2; offset > 0; offset /= 2) {
+      new_max = fmaxf(new_max, __shfl_xor_sync(0xffffffffu, new_max, offset));
+    }
+    new_max = fmaxf(max, new_max);
+    const float old_weight = base == 0 ? 0.0f : exp2_fast(max - new_max), weight = exp2_fast(stats.x - new_max);
+    max = new_max;
+    float added = weight * stats.y;
+    for (int offset = lanes / 2; offset > 0; offset /= 2) added += __shfl_xor_sync(0xffffffffu, added, offset);
+    sum = sum * old_weight + added;
+    out.x *= old_weight, out.y *= old_weight, out.z *= old_weight, out.w *= old_weight;
+    const int end = min(most - base, lanes);
+#pragma unroll 1
+    for (int j = 0; j < end; j += kCombineWidth) {
+      float4 v[kCombineWidth];
 #pragma unroll
-    for (int i = 0; i < 8; ++i) peak = max_keep_nan(peak, fabsf(out[i]));
-    *reinterpret_cast<float4*>(values + value) = make_float4(out[0], out[1], out[2], out[3]);
-    *reinterpret_cast<float4*>(values + value + 4) = make_float4(out[4], out[5], out[6], out[7]);
-  }
-  float inverse = 1;
-  const bool f8 = p.out.scales != nullptr;
-  if (f8) {
-    const float scale = f8_scale(block_max_keep_nan(peak, reduction));
-    inverse = 1.0f / scale;
-    if (threadIdx.x == 0) p.out.scales[token] = scale;
-  }
-#pragma unroll 1
-  for (int value = 8 * threadIdx.x; value < p.out.cols; value += 8 * kCombineThreads) {
-    const int64_t at = token * p.out.cols + value;
-    const float4 a = *reinterpret_cast<const float4*>(values + value);
-    const float4 b = *reinterpret_cast<const float4*>(values + value + 4);
-    if (f8) {
-      *reinterpret_cast<uint2*>(static_cast<uint8_t*>(p.out.data) + at) =
-          make_uint2(pack_f8x4(a.x * inverse, a.y * inverse, a.z * inverse, a.w * inverse),
-                     pack_f8x4(b.x * inverse, b.y * inverse, b.z * inverse, b.w * inverse));
-    } else {
-      *reinterpret_cast<uint4*>(static_cast<Bf16*>(p.out.data) + at) =
-          make_uint4(pack_bf16x2(a.x, a.y), pack_bf16x2(a.z, a.w), pack_bf16x2(b.x, b.y), pack_bf16x2(b.z, b.w));
+      for (int i = 0; i < kCombineWidth; ++i) {
+        v[i] = make_float4(0, 0, 0, 0);
+        if (base + j + i < pieces) {
+          v[i] = load_far(reinterpret_cast<const float4*>(p.partials + (row + (base + j + i) * kHeads) * p.head_dim) +
+                          lane);
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < kCombineWidth; ++i) {
+        const float w = __shfl_sync(0xffffffffu, weight, j + i, lanes);
+        out.x += w * v[i].x, out.y += w * v[i].y, out.z += w * v[i].z, out.w += w * v[i].w;
+      }
     }
   }
+  const float inverse = 1.0f / sum;
+  return make_float4(out.x * inverse, out.y * inverse, out.z * inverse, out.w * inverse);
+}
+
+// The largest magnitude of the row from those of the blocks of the cluster.
+__device__ __forceinline__ float peak_of_row(const DecodeParams& p, float peak, float* shared_peak) {
+  if (p.slices == 1) return peak;
+  if (threadIdx.x == 0) *shared_peak = peak;
+  cluster_arrive();
+  cluster_wait();
+  float all = 0;
+  for (int i = 0; i < p.slices; ++i) all = max_keep_nan(all, load_remote(remote_address(shared_peak, i)));
+  cluster_arrive();  // nobody leaves, or writes anew, while others read
+  cluster_wait();
+  return all;
+}
+
+// 64 registers, so that blocks wait beside two of the first kernel (2 x 128 threads).
+__global__ void __launch_bounds__(kMaxCombineThreads, 2) combine_kernel(const DecodeParams p) {
+  __shared__ float reduction[32];
+  __shared__ int sums[2][kMaxCombineThreads / 32];
+  __shared__ float shared_peak;
+  extern __shared__ __align__(16) float4 values[];  // the slice; each thread reads what it wrote itself
+  const int decode_row = blockIdx.x / p.slices, slice = blockIdx.x % p.slices;
+  const int row = p.decode_rows[decode_row];
+  const int64_t token = row < 0 ? p.batch.num_tokens : p.batch.qo_indptr[row];
+  if (token >= p.batch.num_tokens) {
+    wait_for_inputs();
+    let_next_start();
+    return;
+  }
+  const CombinePlan plan = plan_combine(p, decode_row, row, sums);
+  const int begin = slice * p.slice_vectors, vectors = static_cast<int>(p.out.cols / 4);
+  const bool f8 = p.out.scales != nullptr;
+#pragma unroll 1
+  for (int turn = 0; turn < 2; ++turn) {  // the first fetches the code and stores nothing
+    if (turn == 1) {
+      wait_for_inputs();
+      let_next_start();
+    }
+    float peak = 0;
+#pragma unroll 1
+    for (int i = threadIdx.x; i < p.slice_vectors; i += blockDim.x) {
+      float4 out = make_float4(0, 0, 0, 0);
+      if (plan.tiles > 0) out = combine(p, plan, decode_row, begin + i);
+      if (begin + i < vectors) {
+        peak = max_keep_nan(max_keep_nan(peak, fabsf(out.x)), fabsf(out.y));
+        peak = max_keep_nan(max_keep_nan(peak, fabsf(out.z)), fabsf(out.w));
+      }
+      values[i] = out;
+    }
+    float inverse = 1;
+    if (f8) {
+      const float scale = f8_scale(peak_of_row(p, block_max_keep_nan(peak, reduction), &shared_peak));
+      inverse = 1.0f / scale;
+      if (turn == 1 && slice == 0 && threadIdx.x == 0) p.out.scales[token] = scale;
+    }
+#pragma unroll 1
+    for (int i = threadIdx.x; i < p.slice_vectors; i += blockDim.x) {
+      if (turn == 0 || begin + i >= vectors) continue;
+      const int64_t at = token * vectors + begin + i;
+      const float4 v = values[i];
+      if (f8) {
+        static_cast<uint32_t*>(p.out.data)[at] = pack_f8x4(v.x * inverse, v.y * inverse, v.z * inverse, v.w * inverse);
+      } else {
+        static_cast<uint2*>(p.out.data)[at] = make_uint2(pack_bf16x2(v.x, v.y), pack_bf16x2(v.z, v.w));
+      }
+    }
+  }
+}
+
+// As many blocks to a row as leave one an SM.
+void shape_combine(DecodeParams& p) {
+  const int32_t vectors = static_cast<int32_t>(p.out.cols / 4);
+  p.slices = kMaxSlices;
+  while (p.slices > 1 && p.slices * p.num_decode_rows > kMaxBlocks / 2) p.slices /= 2;
+  p.slice_vectors = ((vectors + p.slices - 1) / p.slices + 31) / 32 * 32;
 }
 
 template <class Tile>
 void launch(CudaStream stream, const DecodeAttentionArgs& args, DecodeParams p) {
   const int64_t tiles_of_row = (int64_t{args.max_context} + Tile::kKeys - 1) / Tile::kKeys;
   const int64_t most_tiles = std::max<int64_t>(1, tiles_of_row * args.num_decode_rows * p.num_kv_heads);
+  p.tile_keys = Tile::kKeys;
   p.min_tiles = kMinKeys / Tile::kKeys;
   p.blocks = static_cast<int32_t>(std::min<int64_t>(kMaxBlocks, (most_tiles + p.min_tiles - 1) / p.min_tiles));
   const LaunchShape shape = {
       .grid = dim3(p.blocks), .block = dim3(kThreads), .shared_bytes = DecodeShared<Tile>::bytes(args.num_decode_rows)};
   launch_overlapped(split_kernel<Tile>, shape, stream, p);
-  const LaunchShape combine_shape = {.grid = dim3(args.num_decode_rows),
-                                     .block = dim3(kCombineThreads),
-                                     .shared_bytes = static_cast<size_t>(args.out.cols) * sizeof(float)};
+  const LaunchShape combine_shape = {.grid = dim3(args.num_decode_rows * p.slices),
+                                     .block = dim3(std::min(p.slice_vectors, kMaxCombineThreads)),
+                                     .shared_bytes = p.slice_vectors * sizeof(float4),
+                                     .cluster = static_cast<unsigned>(p.slices)};
   launch_overlapped(combine_kernel, combine_shape, stream, p);
 }
 
@@ -375,7 +487,7 @@ int64_t num_pieces(const DeviceKvLayer& kv, int32_t rows) { return kMaxBlocks + 
 
 int64_t decode_attention_scratch_bytes(const DeviceKvLayer& kv, int32_t max_rows) {
   const int64_t piece = kHeads * (kv.head_dim * sizeof(float) + sizeof(float2));
-  return num_pieces(kv, max_rows) * piece + max_rows * static_cast<int64_t>(sizeof(int32_t));
+  return num_pieces(kv, max_rows) * piece;
 }
 
 void decode_attention_cuda(CudaStream stream, const DecodeAttentionArgs& args) {
@@ -401,10 +513,11 @@ void decode_attention_cuda(CudaStream stream, const DecodeAttentionArgs& args) {
   p.scale_log2 = args.scale * 1.44269504f;  // log2(e)
   p.pages = static_cast<const uint8_t*>(kv.pages);
   p.out = args.out;
+  p.keys_settled = args.keys_settled;
+  shape_combine(p);
   const int64_t pieces = num_pieces(kv, args.num_decode_rows);
   p.partials = static_cast<float*>(args.scratch);
   p.stats = reinterpret_cast<float2*>(p.partials + pieces * kHeads * kv.head_dim);
-  p.tile_ends = reinterpret_cast<int32_t*>(p.stats + pieces * kHeads);
   const bool f8 = kv.format == DeviceKvFormat::kF8E4M3;
   switch (kv.head_dim) {
     case 32:

@@ -24,8 +24,11 @@ struct DecodeAttentionArgs {
   int32_t num_q_heads = 0;               // 1 to 16 for a kv head; num_q_heads * head_dim <= 8192
   float scale = 1.0f;                    // > 0
   DeviceKvLayer kv;                      // page_size 16, head_dim 32, 64 or 128, pages 16-byte aligned
-  ActRows out;                           // cols = num_q_heads * head_dim, scale_group 0
-  void* scratch = nullptr;               // decode_attention_scratch_bytes, 16-byte aligned; device only
+  // All keys of these rows but each one's last were written by earlier steps: they may be read while the kernel before
+  // still runs. The lists of `batch`, and decode_rows, are read so in any case: they must not come from that kernel.
+  bool keys_settled = false;
+  ActRows out;              // cols = num_q_heads * head_dim, scale_group 0
+  void* scratch = nullptr;  // decode_attention_scratch_bytes, 16-byte aligned; device only
 };
 
 constexpr int32_t kDecodeMaxRows = 1024;
