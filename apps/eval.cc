@@ -13,6 +13,7 @@
 #include "apps/eval/report.h"
 #include "apps/model_files.h"
 #include "apps/run_record.h"
+#include "engine/cuda_executor.h"
 
 namespace vayu {
 namespace {
@@ -40,8 +41,8 @@ struct EvalFlags {
   std::string json_path, plot_path;
 };
 
-const std::vector<std::string> kKvFormats = {"auto", "f16", "fp16", "bf16", "bfloat16", "f32", "fp32"};
-const std::vector<std::string> kBackends = {"cpu", "reference"};
+const std::vector<std::string> kKvFormats = {"auto", "f16", "fp16", "bf16", "bfloat16", "f32", "fp32", "fp8"};
+const std::vector<std::string> kBackends = {"cpu", "reference", "cuda"};
 
 ops::KvFormat kv_format(const std::string& name) {
   if (name == "bf16" || name == "bfloat16") return ops::KvFormat::kBF16;
@@ -110,17 +111,45 @@ Result<std::vector<eval::EvalText>> encode_texts(const EvalFlags& flags, const M
   return texts;
 }
 
-Result<std::unique_ptr<model::Model>> load_side(const SideFlags& side, ModelFiles files, const EvalFlags& flags,
-                                                ThreadPool& pool) {
+Result<std::unique_ptr<model::LogitModel>> load_cuda_side(const SideFlags& side, ModelFiles files,
+                                                          const model::ModelLoadOptions& plan) {
+  const DataFormat weights = files.weight_format.value_or(DataFormat::kBF16);
+  if (weights != DataFormat::kBF16 && weights != DataFormat::kF8E4M3) {
+    return field_error("--quantization", "weights in {} do not run with --backend cuda: bfloat16 and fp8 do",
+                       format_info(weights).name);
+  }
+  if (side.kv_cache_dtype != "auto" && side.kv_cache_dtype != "bf16" && side.kv_cache_dtype != "fp8") {
+    return field_error("--kv-cache-dtype", "--kv-cache-dtype {}: with --backend cuda expected auto (bf16), bf16 or fp8",
+                       side.kv_cache_dtype);
+  }
+  CudaExecutorOptions options;
+  options.f8_weights = weights == DataFormat::kF8E4M3;
+  options.kv_format = side.kv_cache_dtype == "fp8" ? CudaKvFormat::kF8E4M3 : CudaKvFormat::kBF16;
+  options.num_pages = plan.num_pages;
+  options.max_step_tokens = plan.max_step_tokens;
+  options.max_rows = plan.max_rows;
+  options.max_logits = plan.max_logits;
+  options.max_context = plan.max_context;
+  options.progress = plan.progress;
+  return load_cuda_logits(std::move(files.recipe), *files.weights, options);
+}
+
+Result<std::unique_ptr<model::LogitModel>> load_side(const SideFlags& side, ModelFiles files, const EvalFlags& flags,
+                                                     ThreadPool& pool) {
   model::ModelLoadOptions load;
-  load.ops.backend = side.backend == "cpu" ? ops::Backend::kCpu : ops::Backend::kReference;
+  load.ops.backend = side.backend == "reference" ? ops::Backend::kReference : ops::Backend::kCpu;
   load.ops.pool = &pool;
   load.kv_format = kv_format(side.kv_cache_dtype);
   load.weight_format = files.weight_format;
   eval::plan_model(flags.windows, files.recipe.config.vocab_size, load);
   eval::ProgressBar bar("loading", "MiB");
   load.progress = [&bar](int64_t done, int64_t total) { bar.show(done, total, 1 << 20); };
-  return model::Model::load(std::move(files.recipe), *files.weights, load);
+  if (side.backend == "cuda") return load_cuda_side(side, std::move(files), load);
+  if (files.weight_format == DataFormat::kF8E4M3 || side.kv_cache_dtype == "fp8") {
+    return field_error("--backend", "fp8 needs --backend cuda");
+  }
+  VAYU_ASSIGN_OR_RETURN(auto model, model::Model::load(std::move(files.recipe), *files.weights, load));
+  return std::unique_ptr<model::LogitModel>(std::move(model));
 }
 
 eval::SideInfo side_info(const SideFlags& side) {
@@ -135,7 +164,10 @@ eval::SideInfo side_info(const SideFlags& side) {
                                                       : "as stored";
   info.description = fmt::format("{}: weights {}{}, KV cache {}, backend {}", info.name, weights,
                                  dummy ? fmt::format(" (random, seed {})", files.dummy_seed) : "",
-                                 side.kv_cache_dtype == "auto" ? "f16" : side.kv_cache_dtype, side.backend);
+                                 side.kv_cache_dtype != "auto" ? side.kv_cache_dtype
+                                 : side.backend == "cuda"      ? "bf16"
+                                                               : "f16",
+                                 side.backend);
   info.config = {{"path", side.path},
                  {"name", info.name},
                  {"load_format", files.load_format},
@@ -211,7 +243,7 @@ Status run_eval(EvalFlags& flags) {
                         encode_texts(flags, evaluated_files, reference_files ? &*reference_files : nullptr));
 
   ThreadPool pool(flags.threads);
-  std::unique_ptr<model::Model> evaluated, reference;
+  std::unique_ptr<model::LogitModel> evaluated, reference;
   VAYU_ASSIGN_OR_RETURN(evaluated, load_side(flags.evaluated, std::move(evaluated_files), flags, pool));
   if (reference_files) {
     VAYU_ASSIGN_OR_RETURN(reference, load_side(flags.reference, std::move(*reference_files), flags, pool));
@@ -248,9 +280,9 @@ void add_model_options(CLI::App& app, EvalFlags& flags) {
   app.add_option("MODEL", side.path, "A .gguf file, a folder, or with --load-format dummy a built-in geometry")
       ->required();
   add_model_file_flags(app, side.files);
-  app.add_option("--kv-cache-dtype", side.kv_cache_dtype, "auto (f16), f16, bf16 or f32")
+  app.add_option("--kv-cache-dtype", side.kv_cache_dtype, "auto (cpu f16, cuda bf16), f16, bf16, f32; with cuda fp8")
       ->check(CLI::IsMember(kKvFormats));
-  app.add_option("--backend", side.backend, "cpu, or reference: the slow plain definition, for comparison")
+  app.add_option("--backend", side.backend, "cpu, cuda, or reference: the slow plain definition, for comparison")
       ->check(CLI::IsMember(kBackends));
   app.add_option("--threads", flags.threads, "CPU threads for a step (default: the cores this process may use)")
       ->check(CLI::Range(0, 1024));
@@ -269,9 +301,10 @@ void add_reference_options(CLI::App& app, EvalFlags& flags) {
       app.add_option("--against-dtype", side.files.dtype, "What its weights are kept in"),
       app.add_option("--against-quantization", side.files.quantization, "What its weights are quantised to"),
       app.add_option("--against-mla-attention", side.files.mla_attention, "absorbed or expanded"),
-      app.add_option("--against-kv-cache-dtype", side.kv_cache_dtype, "auto (f16), f16, bf16 or f32")
+      app.add_option("--against-kv-cache-dtype", side.kv_cache_dtype,
+                     "auto (cpu f16, cuda bf16), f16, bf16, f32; with cuda fp8")
           ->check(CLI::IsMember(kKvFormats)),
-      app.add_option("--against-backend", side.backend, "cpu or reference")->check(CLI::IsMember(kBackends)),
+      app.add_option("--against-backend", side.backend, "cpu, cuda or reference")->check(CLI::IsMember(kBackends)),
   };
   for (CLI::Option* option : options)
     option->group("Comparison")->each([&flags](const std::string&) { flags.compare = true; });

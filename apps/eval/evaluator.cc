@@ -59,7 +59,8 @@ double TextScore::p99_kl() const {
   return bench::percentile(sorted, 99);
 }
 
-Evaluator::Evaluator(const WindowOptions& options, model::Model& evaluated, model::Model* reference, ThreadPool& pool)
+Evaluator::Evaluator(const WindowOptions& options, model::LogitModel& evaluated, model::LogitModel* reference,
+                     ThreadPool& pool)
     : options_(options),
       evaluated_(evaluated),
       reference_(reference),
@@ -70,10 +71,10 @@ Evaluator::Evaluator(const WindowOptions& options, model::Model& evaluated, mode
         load_.count(layer, expert_ids, batch_.logit_rows);
       }) {}
 
-Result<std::unique_ptr<Evaluator>> Evaluator::create(const WindowOptions& options, model::Model& evaluated,
-                                                     model::Model* reference, ThreadPool& pool) {
+Result<std::unique_ptr<Evaluator>> Evaluator::create(const WindowOptions& options, model::LogitModel& evaluated,
+                                                     model::LogitModel* reference, ThreadPool& pool) {
   std::unique_ptr<Evaluator> evaluator(new Evaluator(options, evaluated, reference, pool));
-  const int64_t max_logits = evaluated.options().max_logits;
+  const int64_t max_logits = evaluated.logit_limits().max_logits;
   const int64_t bytes = max_logits * evaluated.config().vocab_size * int64_t{sizeof(float)};
   VAYU_ASSIGN_OR_RETURN(evaluator->logits_, model::AnonymousMemory::create(bytes));
   VAYU_ASSIGN_OR_RETURN(evaluator->reference_logits_, model::AnonymousMemory::create(reference ? bytes : 0));
@@ -86,9 +87,9 @@ Result<TextScore> Evaluator::score(const EvalText& text, const std::function<voi
   TextScore score{.path = text.path, .bytes = text.scored_bytes};
   const std::vector<Window> windows =
       plan_windows(static_cast<int64_t>(text.ids.size()), options_.window, options_.stride);
-  for (const auto& step : plan_steps(windows, {options_.max_step_tokens, evaluated_.options().max_logits})) {
+  for (const auto& step : plan_steps(windows, {options_.max_step_tokens, evaluated_.logit_limits().max_logits})) {
     build_batch(text, windows, step);
-    run_batch();
+    VAYU_RETURN_IF_ERROR(run_batch());
     VAYU_RETURN_IF_ERROR(add_rows(windows, score));
     progress(batch_.num_logits());
   }
@@ -104,9 +105,9 @@ void Evaluator::build_batch(const EvalText& text, const std::vector<Window>& win
 }
 
 void Evaluator::append_row(const EvalText& text, const Window& window, const StepRow& row) {
-  const int32_t page_size = evaluated_.options().page_size;
+  const int32_t page_size = evaluated_.logit_limits().page_size;
   // Windows of a step follow one another, so the remainders differ; a window keeps its pages from step to step.
-  const int32_t slot = static_cast<int32_t>(row.window % evaluated_.options().max_rows);
+  const int32_t slot = static_cast<int32_t>(row.window % evaluated_.logit_limits().max_rows);
   const PageId first_page = slot * pages_per_window(options_, page_size);
   for (int32_t i = row.first; i < row.first + row.count; ++i) {
     const int64_t position = window.begin + i;
@@ -125,10 +126,11 @@ void Evaluator::append_row(const EvalText& text, const Window& window, const Ste
   batch_.kv_lens.push_back(kv_len);
 }
 
-void Evaluator::run_batch() {
-  evaluated_.forward(batch_, floats(logits_), &observer_);
-  if (reference_) reference_->forward(batch_, floats(reference_logits_));
+Status Evaluator::run_batch() {
+  VAYU_RETURN_IF_ERROR(evaluated_.compute_logits(batch_, floats(logits_), &observer_));
+  if (reference_) VAYU_RETURN_IF_ERROR(reference_->compute_logits(batch_, floats(reference_logits_), nullptr));
   pool_.parallel_for(batch_.num_logits(), 1, [this](int64_t begin, int64_t end, int) { score_rows(begin, end); });
+  return {};
 }
 
 void Evaluator::score_rows(int64_t begin, int64_t end) {

@@ -52,8 +52,8 @@ struct TextScore {
 class Evaluator {
  public:
   // Both models must have been loaded with plan_model(options) and have one vocab_size; reference may be null.
-  static Result<std::unique_ptr<Evaluator>> create(const WindowOptions& options, model::Model& evaluated,
-                                                   model::Model* reference, ThreadPool& pool);
+  static Result<std::unique_ptr<Evaluator>> create(const WindowOptions& options, model::LogitModel& evaluated,
+                                                   model::LogitModel* reference, ThreadPool& pool);
 
   // progress(tokens) is told how many tokens the last step scored. kInternal, naming file, window and token, when a
   // logit is not finite.
@@ -74,16 +74,16 @@ class Evaluator {
     double kl = 0;
   };
 
-  Evaluator(const WindowOptions& options, model::Model& evaluated, model::Model* reference, ThreadPool& pool);
+  Evaluator(const WindowOptions& options, model::LogitModel& evaluated, model::LogitModel* reference, ThreadPool& pool);
   void build_batch(const EvalText& text, const std::vector<Window>& windows, const std::vector<StepRow>& step);
   void append_row(const EvalText& text, const Window& window, const StepRow& row);
-  void run_batch();
+  Status run_batch();
   void score_rows(int64_t begin, int64_t end);
   Status add_rows(const std::vector<Window>& windows, TextScore& score) const;
 
   const WindowOptions options_;
-  model::Model& evaluated_;
-  model::Model* reference_;
+  model::LogitModel& evaluated_;
+  model::LogitModel* reference_;
   ThreadPool& pool_;
   ExpertLoad load_;
   model::RouterObserver observer_;

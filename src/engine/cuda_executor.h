@@ -6,8 +6,10 @@
 
 #include "core/executor.h"
 #include "loader/checkpoint.h"
+#include "model/logit_model.h"
 #include "model/recipe.h"
 #include "model/weights.h"
+#include "ops/cuda/types.h"
 
 namespace vayu {
 
@@ -38,6 +40,11 @@ class CudaExecutor : public Executor {
   static Result<std::unique_ptr<CudaExecutor>> load(model::Recipe recipe, const loader::Checkpoint& checkpoint,
                                                     const CudaExecutorOptions& options);
   virtual std::string memory_plan() const = 0;  // one line, for people
+  virtual ops::CudaStream stream() const = 0;   // the one all work goes through
 };
+
+// The same model for measuring: logits of whole batches in host memory. Errors as above.
+Result<std::unique_ptr<model::LogitModel>> load_cuda_logits(model::Recipe recipe, const loader::Checkpoint& checkpoint,
+                                                            const CudaExecutorOptions& options);
 
 }  // namespace vayu

@@ -19,4 +19,9 @@ Result<std::unique_ptr<CudaExecutor>> CudaExecutor::load(model::Recipe, const lo
   return absent();
 }
 
+Result<std::unique_ptr<model::LogitModel>> load_cuda_logits(model::Recipe, const loader::Checkpoint&,
+                                                            const CudaExecutorOptions&) {
+  return absent();
+}
+
 }  // namespace vayu

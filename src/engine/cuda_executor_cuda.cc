@@ -75,6 +75,8 @@ class CudaExecutorImpl final : public CudaExecutor {
     running_ = nullptr;
   }
 
+  ops::CudaStream stream() const override { return stream_; }
+
   std::string memory_plan() const override {
     const model::DeviceMemoryPlan& m = model_->memory();
     return fmt::format(

@@ -8,6 +8,7 @@
 #include "base/result.h"
 #include "core/batch.h"
 #include "loader/checkpoint.h"
+#include "model/logit_model.h"
 #include "model/memory.h"
 #include "model/recipe.h"
 
@@ -35,13 +36,14 @@ struct ModelMemory {
 // Bytes one KV page takes over all layers: what a memory budget is divided by to get num_pages.
 int64_t kv_bytes_per_page(const ModelConfig& config, ops::KvFormat format, int32_t page_size);
 
-class Model {
+class Model final : public LogitModel {
  public:
   // The checkpoint is not needed afterwards. Errors: those of load_weights; kInvalidArgument naming the option.
   static Result<std::unique_ptr<Model>> load(Recipe recipe, const loader::Checkpoint& checkpoint,
                                              const ModelLoadOptions& options);
 
-  const ModelConfig& config() const { return recipe_.config; }
+  const ModelConfig& config() const override { return recipe_.config; }
+  LogitLimits logit_limits() const override { return {options_.max_logits, options_.max_rows, options_.page_size}; }
   const ModelLoadOptions& options() const { return options_; }  // max_context resolved
   int64_t kv_bytes_per_page() const;
   const ModelMemory& memory() const { return memory_; }
@@ -51,6 +53,10 @@ class Model {
   // vocab_size, positions below max_context, pages below num_pages.
   // observer, when given, sees the router's choices of each MoE layer.
   void forward(const Batch& batch, float* logits, const RouterObserver* observer = nullptr);
+  Status compute_logits(const Batch& batch, float* logits, const RouterObserver* observer) override {
+    forward(batch, logits, observer);
+    return {};
+  }
 
  private:
   Model(Recipe recipe, ModelLoadOptions options) : recipe_(std::move(recipe)), options_(std::move(options)) {}
