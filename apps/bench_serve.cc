@@ -229,6 +229,8 @@ void add_report_options(CLI::App& app, BenchServeFlags& flags) {
 void add_bench_command(CLI::App& root, int& exit_code) {
   CLI::App* bench = root.add_subcommand("bench", "Benchmarks");
   bench->require_subcommand(1);
+  add_bench_kernels_command(*bench, exit_code);
+  add_bench_steps_command(*bench, exit_code);
   CLI::App* serve = bench->add_subcommand("serve", "Measure a running OpenAI server from the client's side");
   auto flags = std::make_shared<BenchServeFlags>();
   serve->add_option("--url,--base-url", flags->url, "Server")->capture_default_str();

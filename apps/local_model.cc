@@ -10,6 +10,7 @@
 #include <random>
 #include <sstream>
 
+#include "apps/bench/step_batches.h"
 #include "base/log.h"
 #include "engine/cuda_executor.h"
 #include "engine/engine.h"
@@ -227,6 +228,17 @@ void add_model_flags(CLI::App& command, LocalModelOptions& o) {
   command.add_option("--scheduler-policy", o.scheduler_policy, "mixed, fixed-chunk or prefill-first");
   command.add_flag_callback(
       "--disable-prefix-cache,--disable-radix-cache", [&o] { o.prefix_cache = false; }, "Compute every prompt afresh");
+}
+
+Result<DeviceSetup> open_device_model(const std::string& path, const LocalModelOptions& wanted) {
+  VAYU_ASSIGN_OR_RETURN([[maybe_unused]] const std::string device, CudaExecutor::device_name());
+  const LocalModelOptions options = with_defaults(wanted, true);
+  VAYU_ASSIGN_OR_RETURN(ModelFiles files, open_model_files(path, options.files));
+  VAYU_ASSIGN_OR_RETURN(const CudaExecutorOptions planned, cuda_options(files, options));
+  if (options.files.load_format == "dummy") files.weights = bench::even_routing(std::move(files.weights));
+  DeviceSetup setup{files.recipe.config, nullptr};
+  VAYU_ASSIGN_OR_RETURN(setup.executor, CudaExecutor::load(std::move(files.recipe), *files.weights, planned));
+  return setup;
 }
 
 Result<LocalModel> open_local_model(const std::string& path, const LocalModelOptions& wanted, const Clock& clock) {

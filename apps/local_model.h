@@ -19,6 +19,8 @@ class App;
 
 namespace vayu {
 
+class CudaExecutor;
+
 struct LocalModelOptions {
   ModelFileOptions files;
   std::string served_model_name;        // empty: the file's name without ending
@@ -50,6 +52,14 @@ struct LocalModel {
   std::string bos_token, eos_token;                   // texts the template may print; empty when the file names none
   std::shared_ptr<EngineClient> engine;               // last: destroyed first
 };
+
+// MODEL in device memory, without an engine: for `vayu bench steps` and `vayu profile`. Dummy weights route evenly
+// (bench/step_batches.h).
+struct DeviceSetup {
+  model::ModelConfig config;
+  std::unique_ptr<CudaExecutor> executor;
+};
+Result<DeviceSetup> open_device_model(const std::string& path, const LocalModelOptions& options);
 
 // Loads MODEL, runs one token through it, and starts the engine. `clock` must outlive the result.
 // Errors name the file and what is wrong with it, or the flag.

@@ -21,4 +21,29 @@ Result<double> median_us(const std::function<void(CudaStream)>& call, const Timi
 // and cost next to nothing. call(stream, i); let i choose among buffers that together exceed the second-level cache.
 Result<double> chained_us(const std::function<void(CudaStream, int)>& call, int count, int repeats = 10);
 
+// Time between two points of a stream.
+class StreamTimer {
+ public:
+  StreamTimer();
+  ~StreamTimer();
+  StreamTimer(StreamTimer&& other) noexcept : begin_(other.begin_), end_(other.end_) {
+    other.begin_ = other.end_ = nullptr;
+  }
+  StreamTimer& operator=(StreamTimer&&) = delete;
+  void begin(CudaStream stream);
+  void end(CudaStream stream);
+  double us() const;  // once the stream has passed end()
+
+ private:
+  void* begin_ = nullptr;
+  void* end_ = nullptr;
+};
+
+// What device memory gives, in GB/s: a pass of reads over 4 GiB, and a copy of 2 GiB, bytes read and written counted.
+struct MemorySpeed {
+  double read_gb_s = 0;
+  double copy_gb_s = 0;
+};
+Result<MemorySpeed> measure_memory_speed();
+
 }  // namespace vayu::ops

@@ -75,4 +75,42 @@ Result<double> chained_us(const std::function<void(CudaStream, int)>& call, int 
   return times[times.size() / 2] * 1e3 / count;
 }
 
+StreamTimer::StreamTimer() {
+  cudaEvent_t begin, end;
+  cudaEventCreate(&begin);
+  cudaEventCreate(&end);
+  begin_ = begin;
+  end_ = end;
+}
+
+StreamTimer::~StreamTimer() {
+  if (begin_) cudaEventDestroy(static_cast<cudaEvent_t>(begin_));
+  if (end_) cudaEventDestroy(static_cast<cudaEvent_t>(end_));
+}
+
+void StreamTimer::begin(CudaStream stream) { cudaEventRecord(static_cast<cudaEvent_t>(begin_), stream); }
+void StreamTimer::end(CudaStream stream) { cudaEventRecord(static_cast<cudaEvent_t>(end_), stream); }
+
+double StreamTimer::us() const {
+  float ms = 0;
+  cudaEventElapsedTime(&ms, static_cast<cudaEvent_t>(begin_), static_cast<cudaEvent_t>(end_));
+  return ms * 1e3;
+}
+
+Result<MemorySpeed> measure_memory_speed() {
+  constexpr int64_t kBytes = int64_t{4} << 30;
+  VAYU_ASSIGN_OR_RETURN(const DeviceMemory memory, DeviceMemory::create(kBytes));
+  const TimingOptions options{.warm_ups = 2, .repeats = 10, .cold_l2 = false};
+  VAYU_ASSIGN_OR_RETURN(
+      const double read_us,
+      median_us([&](CudaStream stream) { read_memory_cuda(stream, memory.data(), kBytes); }, options));
+  VAYU_ASSIGN_OR_RETURN(const double copy_us, median_us(
+                                                  [&](CudaStream stream) {
+                                                    cudaMemcpyAsync(memory.data(), memory.data() + kBytes / 2,
+                                                                    kBytes / 2, cudaMemcpyDeviceToDevice, stream);
+                                                  },
+                                                  options));
+  return MemorySpeed{.read_gb_s = kBytes / read_us * 1e-3, .copy_gb_s = kBytes / copy_us * 1e-3};
+}
+
 }  // namespace vayu::ops
