@@ -1,0 +1,66 @@
+#!/usr/bin/env python3
+"""Files for bench/results/ from what tools/gpu_kernels.sh left in a folder: a layer in each shape, and whole steps."""
+
+import json
+import os
+import pathlib
+import sys
+
+NOTES = (
+    "medians in us with a cold second-level cache; baseline: PyTorch's best of eager, graph, compiled, BF16 and FP8, "
+    "baseline_eager: BF16 eager; share: of the larger of bytes over measured read bandwidth and FLOPs over matrix "
+    "peak; layer: one of four layers back to back in a graph. norm_qkv has a norm of its own; in a layer of ours that "
+    "norm is part of combine, so the sum of a layer leaves it out once"
+)
+
+
+def layer_metrics(shape):
+    metrics = {}
+    for op, entry in [*shape["operators"].items(), ("layer", shape["layer"])]:
+        metrics[f"{op}_us"] = round(entry["us"], 2)
+        for key, name in (("baseline_us", "baseline_us"), ("baseline_eager_us", "baseline_eager_us")):
+            if key in entry:
+                metrics[f"{op}_{name}"] = round(entry[key], 2)
+        if "share_of_ceiling" in entry:
+            metrics[f"{op}_share"] = round(entry["share_of_ceiling"], 3)
+    metrics["sum_us"] = round(shape["sum_us"], 2)
+    metrics["experts_touched"] = shape["experts_touched"]
+    return metrics
+
+
+def write(folder, name, source, metrics, notes):
+    record = {
+        "name": name,
+        "commit": os.environ.get("COMMIT", "unknown"),
+        "hardware": source["hardware"],
+        "command": source["command"],
+        "metrics": metrics,
+        "notes": notes,
+    }
+    (folder / f"{name}.json").write_text(json.dumps(record, indent=2) + "\n")
+    print("wrote", folder / f"{name}.json")
+
+
+def main():
+    folder = pathlib.Path(sys.argv[1])
+    for dtype, suffix in (("fp8", ""), ("bf16", "_bf16")):
+        kernels = folder / f"kernels_{dtype}.json"
+        if kernels.exists():
+            source = json.loads(kernels.read_text())
+            notes = f"{source['model']}, {dtype}; ceilings {source['ceilings']}; {NOTES}"
+            for shape, result in source["shapes"].items():
+                name = f"h200_layer_{shape.replace('_', '')}{suffix}"
+                write(folder, name, source, layer_metrics(result), notes)
+        steps = folder / f"steps_{dtype}.json"
+        if steps.exists():
+            source = json.loads(steps.read_text())
+            metrics = {"load_s": round(source["load_s"], 2)}
+            for step, result in source["steps"].items():
+                for key in ("device_us", "wall_us", "host_share", "floor_us", "share_of_floor", "tokens_per_s"):
+                    metrics[f"{step}_{key}"] = round(result[key], 4)
+            notes = f"{source['model']} with seeded weights, {dtype}, context {source['context']}; medians"
+            write(folder, f"h200_steps{suffix}", source, metrics, notes)
+
+
+if __name__ == "__main__":
+    main()
