@@ -20,6 +20,7 @@ struct SampleTask {
   SeqId seq = 0;
   const SamplingParams* params = nullptr;  // lives until the step has landed
   std::span<const TokenId> tokens;         // prompt, then output so far (for penalties)
+  int32_t prev_sample = -1;  // >= 0: one more output token follows, that of this sample of the step before
   int32_t prompt_len = 0;
   uint64_t seed = 0;                // the answer's own seed
   int32_t output_index = 0;         // how many tokens are out; seed and index alone fix the random number
@@ -31,7 +32,10 @@ struct SampleTask {
 
 // Engine thread only. Vectors are reserved at start-up for the largest step and never grow past that.
 struct Batch {
-  std::vector<TokenId> token_ids;     // (num_tokens)
+  std::vector<TokenId> token_ids;  // (num_tokens)
+  // (num_tokens), or empty. Where not -1, the id is not known yet (token_ids says kNoToken): the one that this sample
+  // of the step launched before gives, which is still under way. Only for executors that overlap.
+  std::vector<int32_t> prev_samples;
   std::vector<int32_t> positions;     // (num_tokens)
   std::vector<int32_t> slot_mapping;  // (num_tokens) where K and V of the token go: page * page_size + offset
   std::vector<int32_t> qo_indptr;     // (num_rows + 1) token range of each row

@@ -19,6 +19,7 @@ std::string_view to_string(FinishReason reason) {
 
 void Batch::clear() {
   token_ids.clear();
+  prev_samples.clear();
   positions.clear();
   slot_mapping.clear();
   qo_indptr.assign(1, 0);

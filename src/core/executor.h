@@ -20,9 +20,14 @@ class Executor {
  public:
   virtual ~Executor() = default;
   virtual const ExecutorLimits& limits() const = 0;
-  // Starts a step. The batch must stay unchanged until wait() returns. A step already running is a programming error.
+  // Whether a second step may be launched while one is under way: steps then run one after the other, the second with
+  // the tokens that the first samples (Batch::prev_samples).
+  virtual bool overlaps() const { return false; }
+  // Starts a step. The batch must stay unchanged until its wait() returns. More steps under way than allowed, one or
+  // two, is a programming error.
   virtual void launch(const Batch& batch) = 0;
-  // Waits for the running step and fills `output` (resized to batch.samples). After a failure nothing more is launched.
+  // Waits for the oldest step under way and fills `output` (resized to batch.samples). After a failure nothing more is
+  // launched.
   virtual void wait(StepOutput& output) = 0;
 };
 

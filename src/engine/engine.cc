@@ -1,9 +1,17 @@
 #include "engine/engine.h"
 
 namespace vayu {
+namespace {
+
+EngineConfig with_overlap(EngineConfig config, bool overlaps) {
+  config.scheduler.overlap = overlaps;
+  return config;
+}
+
+}  // namespace
 
 Engine::Engine(EngineConfig config, std::unique_ptr<Executor> executor, const Clock& clock)
-    : config_(std::move(config)),
+    : config_(with_overlap(std::move(config), executor->overlaps())),
       clock_(clock),
       executor_(std::move(executor)),
       scheduler_(config_.scheduler, executor_->limits(), clock) {
@@ -13,7 +21,7 @@ Engine::Engine(EngineConfig config, std::unique_ptr<Executor> executor, const Cl
            .max_context = scheduler_.max_tokens_per_sequence(),
            .max_request_pages = limits.num_pages,
            .page_size = limits.page_size};
-  scheduler_.reserve(batch_);
+  for (Batch& batch : batches_) scheduler_.reserve(batch);
   publish_stats();
   thread_ = std::thread([this] { loop(); });
 }
@@ -76,16 +84,18 @@ void Engine::loop() {
   while (wait_for_work(patience)) {
     take_inbox();
     if (scheduler_.has_work() && busy_since_us_.load(std::memory_order_relaxed) == 0) busy_since_us_ = clock_.now_us();
-    const bool planned = scheduler_.plan(batch_);
-    if (planned) step();
+    const bool planned = start_step();
+    if (steps_under_way_ == (config_.scheduler.overlap ? 2 : 1) || (!planned && steps_under_way_ > 0)) end_step();
     const bool busy = scheduler_.has_work();
     busy_since_us_ = busy ? clock_.now_us() : 0;
     publish_stats();  // before the news goes out: who has an answer finds it counted
     dispatch();
-    // The scheduler always finds a step while it has work; should it not, do not spin.
-    patience = planned ? std::chrono::microseconds(0)
-                       : (busy ? std::chrono::microseconds(500) : std::chrono::microseconds::max());
+    // With no step under way the scheduler always finds one while it has work; should it not, do not spin.
+    patience = planned || steps_under_way_ > 0
+                   ? std::chrono::microseconds(0)
+                   : (busy ? std::chrono::microseconds(500) : std::chrono::microseconds::max());
   }
+  while (steps_under_way_ > 0) end_step();  // nobody wants its results, but it works on the executor's memory
 }
 
 // Waits while there is nothing to do. A stop first ends every open answer.
@@ -137,8 +147,17 @@ void Engine::take_inbox() {
   taken_cancellations_.clear();
 }
 
-void Engine::step() {
-  executor_->launch(batch_);
+bool Engine::start_step() {
+  Batch& batch = batches_[turn_];
+  if (!scheduler_.plan(batch)) return false;
+  executor_->launch(batch);
+  turn_ ^= 1;
+  ++steps_under_way_;
+  return true;
+}
+
+void Engine::end_step() {
+  --steps_under_way_;
   output_.failure.reset();
   executor_->wait(output_);
   if (output_.failure) return fail(*output_.failure);
@@ -150,6 +169,7 @@ void Engine::fail(const Error& reason) {
     std::lock_guard lock(mutex_);
     failure_ = make_error(ErrorKind::kUnavailable, "the engine has failed: {}", reason.message);
   }
+  steps_under_way_ = 0;
   scheduler_.abandon(*failure_);
 }
 

@@ -1,6 +1,8 @@
-// One rank's loop: take requests, plan a step, run it, commit, tell the fronts. One thread owns the scheduler and the
-// executor; everything else talks to it through the inbox. When the executor fails, every open answer ends with that
-// error and new requests are refused with it: the process is of no more use, and whoever owns it should end it.
+// One rank's loop: take requests, plan a step, run it, commit, tell the fronts. Where the executor overlaps, a step is
+// planned and launched before the one ahead of it has landed (docs/decisions/0008-overlapped-steps.md). One thread owns
+// the scheduler and the executor; everything else talks to it through the inbox. When the executor fails, every open
+// answer ends with that error and new requests are refused with it: the process is of no more use, and whoever owns it
+// should end it.
 #pragma once
 
 #include <atomic>
@@ -57,7 +59,8 @@ class Engine final : public EngineClient {
   void loop();
   bool wait_for_work(std::chrono::microseconds patience);  // false: stop
   void take_inbox();
-  void step();
+  bool start_step();  // false: nothing to compute now
+  void end_step();    // the oldest
   void fail(const Error& reason);
   void dispatch();
   void publish_stats();
@@ -84,7 +87,9 @@ class Engine final : public EngineClient {
 
   // Engine thread only.
   Scheduler scheduler_;
-  Batch batch_;
+  Batch batches_[2];  // in turn
+  int turn_ = 0;
+  int steps_under_way_ = 0;
   StepOutput output_;
   std::vector<SequenceDelta> deltas_;
   std::unordered_map<RequestId, OpenRequest> open_;

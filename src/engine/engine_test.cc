@@ -1,4 +1,5 @@
-// The engine thread over a small executor whose "model" counts: the next token is the last one plus one.
+// The engine thread over a small executor whose "model" counts: the next token is the last one plus one. Every test
+// runs with steps one by one and with steps that overlap.
 #include "engine/engine.h"
 
 #include <gtest/gtest.h>
@@ -12,29 +13,41 @@ namespace {
 class CountingExecutor : public Executor {
  public:
   // fail_at_step: that step and all after it fail; -1: none.
-  explicit CountingExecutor(int fail_at_step = -1) : fail_at_step_(fail_at_step) {
+  explicit CountingExecutor(bool overlaps, int fail_at_step) : overlaps_(overlaps), fail_at_step_(fail_at_step) {
     limits_ = {
         .vocab_size = 1000, .page_size = 4, .num_pages = 64, .max_step_tokens = 64, .max_rows = 16, .max_context = 128};
   }
   const ExecutorLimits& limits() const override { return limits_; }
-  void launch(const Batch& batch) override { batch_ = &batch; }
+  bool overlaps() const override { return overlaps_; }
+  void launch(const Batch& batch) override {
+    VAYU_CHECK(running_.size() < (overlaps_ ? 2 : 1), "{} steps under way", running_.size());
+    running_.push_back(&batch);
+  }
   void wait(StepOutput& output) override {
+    const Batch& batch = *running_.at(0);
+    running_.erase(running_.begin());
     if (step_++ == fail_at_step_) {
       output.results.clear();
       output.failure = make_error(ErrorKind::kUnavailable, "the device is gone");
       return;
     }
-    output.results.resize(batch_->samples.size());
-    for (size_t i = 0; i < batch_->samples.size(); ++i) {
-      const TokenId last = batch_->token_ids[batch_->logit_rows[i]];
+    output.results.resize(batch.samples.size());
+    for (size_t i = 0; i < batch.samples.size(); ++i) {
+      const int32_t t = batch.logit_rows[i];
+      const int32_t prev = batch.prev_samples.empty() ? -1 : batch.prev_samples[t];
+      const TokenId last = prev < 0 ? batch.token_ids[t] : last_tokens_.at(prev);
       output.results[i].token = (last + 1) % limits_.vocab_size;
-      output.results[i].finite = !batch_->samples[i].poison;
+      output.results[i].finite = !batch.samples[i].poison;
     }
+    last_tokens_.clear();
+    for (const SampleResult& result : output.results) last_tokens_.push_back(result.token);
   }
 
  private:
   ExecutorLimits limits_;
-  const Batch* batch_ = nullptr;
+  std::vector<const Batch*> running_;
+  std::vector<TokenId> last_tokens_;
+  const bool overlaps_;
   const int fail_at_step_;
   int step_ = 0;
 };
@@ -65,18 +78,21 @@ Request count_from(TokenId first, int32_t max_tokens) {
   return request;
 }
 
+class EngineTest : public ::testing::TestWithParam<bool> {};
+
 std::unique_ptr<Engine> make_engine(const Clock& clock, int32_t max_open = 64, int fail_at_step = -1) {
   EngineConfig config{.model_name = "counting", .max_open_requests = max_open};
   config.scheduler.end_ids = {999};
   config.scheduler.max_num_batched_tokens = 64;
-  return std::make_unique<Engine>(std::move(config), std::make_unique<CountingExecutor>(fail_at_step), clock);
+  return std::make_unique<Engine>(std::move(config),
+                                  std::make_unique<CountingExecutor>(EngineTest::GetParam(), fail_at_step), clock);
 }
 
 void wait_done(Answer& answer) {
   ASSERT_EQ(answer.done.get_future().wait_for(std::chrono::seconds(20)), std::future_status::ready);
 }
 
-TEST(Engine, AnswersManyRequestsAtOnce) {
+TEST_P(EngineTest, AnswersManyRequestsAtOnce) {
   SteadyClock clock;
   auto engine = make_engine(clock);
   std::vector<std::shared_ptr<Answer>> answers;
@@ -92,7 +108,7 @@ TEST(Engine, AnswersManyRequestsAtOnce) {
   }
 }
 
-TEST(Engine, EndIdStopsAndIsReported) {
+TEST_P(EngineTest, EndIdStopsAndIsReported) {
   SteadyClock clock;
   auto engine = make_engine(clock);
   auto answer = std::make_shared<Answer>();
@@ -102,7 +118,7 @@ TEST(Engine, EndIdStopsAndIsReported) {
   EXPECT_EQ(answer->tokens, (std::vector<TokenId>{997, 998, 999}));
 }
 
-TEST(Engine, CancelEndsOnceAndReturnsPages) {
+TEST_P(EngineTest, CancelEndsOnceAndReturnsPages) {
   SteadyClock clock;
   auto engine = make_engine(clock);
   auto answer = std::make_shared<Answer>();
@@ -116,15 +132,17 @@ TEST(Engine, CancelEndsOnceAndReturnsPages) {
   ASSERT_TRUE(engine->submit(count_from(500, 4), sink_of(next)).ok());
   wait_done(*next);
   EXPECT_EQ(answer->endings, 1);
-  for (int i = 0; i < 200 && engine->stats().running > 0; ++i)
-    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  const auto busy = [](const EngineStats& stats) {  // pages come back when the last step under way has landed
+    return stats.running > 0 || stats.free_pages + stats.cached_pages < stats.total_pages;
+  };
+  for (int i = 0; i < 200 && busy(engine->stats()); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(5));
   const EngineStats stats = engine->stats();
   EXPECT_EQ(stats.running, 0);
   EXPECT_EQ(stats.waiting, 0);
   EXPECT_EQ(stats.free_pages + stats.cached_pages, stats.total_pages);
 }
 
-TEST(Engine, PoisonedRowFailsAloneWithReason) {
+TEST_P(EngineTest, PoisonedRowFailsAloneWithReason) {
   SteadyClock clock;
   auto engine = make_engine(clock);
   auto bad = std::make_shared<Answer>(), good = std::make_shared<Answer>();
@@ -139,7 +157,7 @@ TEST(Engine, PoisonedRowFailsAloneWithReason) {
   EXPECT_EQ(good->tokens.size(), 10u);
 }
 
-TEST(Engine, RefusesWhatCannotFitAndWhatIsTooMuch) {
+TEST_P(EngineTest, RefusesWhatCannotFitAndWhatIsTooMuch) {
   SteadyClock clock;
   auto engine = make_engine(clock, 1);
   Request huge = count_from(1, 1);
@@ -158,7 +176,7 @@ TEST(Engine, RefusesWhatCannotFitAndWhatIsTooMuch) {
   wait_done(*first);
 }
 
-TEST(Engine, DrainRefusesNewAndCancelsLate) {
+TEST_P(EngineTest, DrainRefusesNewAndCancelsLate) {
   SteadyClock clock;
   auto engine = make_engine(clock);
   auto answer = std::make_shared<Answer>();
@@ -171,7 +189,7 @@ TEST(Engine, DrainRefusesNewAndCancelsLate) {
   EXPECT_EQ(answer->finish, FinishReason::kLength);
 }
 
-TEST(Engine, FailedStepEndsEveryAnswerAndRefusesNewOnes) {
+TEST_P(EngineTest, FailedStepEndsEveryAnswerAndRefusesNewOnes) {
   SteadyClock clock;
   auto engine = make_engine(clock, 64, /*fail_at_step=*/5);
   std::vector<std::shared_ptr<Answer>> answers;
@@ -204,7 +222,7 @@ TEST(Engine, FailedStepEndsEveryAnswerAndRefusesNewOnes) {
   for (const auto& answer : answers) EXPECT_EQ(answer->endings, 1);
 }
 
-TEST(Engine, DestructionEndsOpenAnswers) {
+TEST_P(EngineTest, DestructionEndsOpenAnswers) {
   SteadyClock clock;
   auto answer = std::make_shared<Answer>();
   {
@@ -215,6 +233,9 @@ TEST(Engine, DestructionEndsOpenAnswers) {
   }
   EXPECT_EQ(answer->endings, 1);
 }
+
+INSTANTIATE_TEST_SUITE_P(Steps, EngineTest, ::testing::Bool(),
+                         [](const auto& info) { return info.param ? "Overlapped" : "OneByOne"; });
 
 }  // namespace
 }  // namespace vayu

@@ -103,7 +103,6 @@ PageId RadixTree::insert(NamespaceId id, PageId parent, std::span<const TokenId>
     const PageId cached = find(id, parent, tokens, hash);
     if (cached != kNoPage) {
       lock_one(cached);
-      pool_.release(page);
       return cached;
     }
   }

@@ -45,7 +45,7 @@ class RadixTree {
 
   // Publishes a sequence's full page below `parent` (kNoPage: at the root), which the caller has locked. Returns the
   // page that holds these tokens from now on, locked once for the caller: `page`, or the one already cached, in which
-  // case `page` went back to the pool.
+  // case `page` is still the caller's.
   PageId insert(NamespaceId id, PageId parent, std::span<const TokenId> tokens, PageId page);
 
   // A page whose content led to finite logits. A sequence that fails takes unverified pages down with it.

@@ -20,6 +20,7 @@ class RadixTreeTest : public ::testing::Test {
       const PageId page = pool.allocate();
       EXPECT_NE(page, kNoPage);
       path.push_back(tree.insert(space, path.empty() ? kNoPage : path.back(), std::span(tokens).subspan(i, 4), page));
+      if (path.back() != page) pool.release(page);
     }
     return path;
   }
@@ -166,8 +167,10 @@ TEST(RadixTree, RandomTrafficStaysSound) {
     tree.lock(path);
     while (path.size() < tokens.size() / 2) {
       if (pool.num_free() == 0 && !tree.evict_one()) break;
+      const PageId page = pool.allocate();
       path.push_back(tree.insert(space, path.empty() ? kNoPage : path.back(),
-                                 std::span(tokens).subspan(path.size() * 2, 2), pool.allocate()));
+                                 std::span(tokens).subspan(path.size() * 2, 2), page));
+      if (path.back() != page) pool.release(page);
     }
     held.push_back(path);
     if (random() % 8 == 0 && !path.empty()) tree.discard(path[random() % path.size()]);

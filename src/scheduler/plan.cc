@@ -1,9 +1,13 @@
 // What the next step computes. Four passes: admit waiting answers, share the step's tokens among the running ones,
 // find pages for them in order of service (evicting, then preempting from the back), write the batch.
 //
+// With a step under way, its rows count as computed, and a token that it samples as there: a decoding row goes on with
+// a token nobody knows yet. Nothing is preempted then, for that would give away pages the step works on: a plan that
+// needs it says "nothing now" and is made again when the step has landed.
+//
 // Progress: the first running answer is offered at least one token, may take every page from those behind it, and fits
 // the pool by admit_check; with none running, the first waiting one is admitted because every page is free or
-// evictable.
+// evictable. With a step under way there may be nothing to do until it lands.
 #include <algorithm>
 
 #include "base/check.h"
@@ -24,24 +28,31 @@ int32_t common_prefix(std::span<const TokenId> a, std::span<const TokenId> b) {
 }  // namespace
 
 bool Scheduler::plan(Batch& batch) {
-  VAYU_CHECK(!in_flight_, "plan before the last step was committed");
+  VAYU_CHECK(num_steps_ < (config_.overlap ? 2 : 1), "plan before the last step was committed");
   batch.clear();
+  rows_.clear();
+  must_land_ = false;
   expire_deadlines();
   admit_waiting();
+  if (must_land_) return false;
   share_tokens();
   allocate_pages();
+  if (must_land_) return false;
   build_batch(batch);
   if (rows_.empty() && !running_.empty()) {  // kPrefillFirst: the prompt waits for pages that decodes hold
     offer_decodes();
     allocate_pages();
+    if (must_land_) return false;
     build_batch(batch);
   }
-  VAYU_CHECK(!rows_.empty() || !has_work(), "{} running and {} waiting, but nothing to compute", running_.size(),
-             waiting_.size());
-  in_flight_ = !rows_.empty();
+  VAYU_CHECK(!rows_.empty() || num_steps_ > 0 || !has_work(), "{} running and {} waiting, but nothing to compute",
+             running_.size(), waiting_.size());
+  if (rows_.empty() && num_steps_ > 0) return false;
   counters_.last_batch_tokens = batch.num_tokens();
   counters_.last_batch_rows = batch.num_rows();
-  return in_flight_;
+  if (rows_.empty()) return false;
+  note_step();
+  return true;
 }
 
 // ---- admission
@@ -97,22 +108,22 @@ bool Scheduler::waits_for_leader(Sequence& seq) {
   for (const Sequence& sibling : state.sequences) {
     if (sibling.state != Sequence::State::kRunning) continue;
     if (state.scoring()) return true;
-    if (config_.prefix_cache && sibling.num_computed < (state.prompt_len() - 1) / page_size * page_size) return true;
+    if (config_.prefix_cache && sibling.num_landed < (state.prompt_len() - 1) / page_size * page_size) return true;
   }
   if (!config_.prefix_cache || state.scoring()) return false;
   const int64_t now_us = clock_.now_us();
   if (seq.leader_since_us > 0 && now_us - seq.leader_since_us > config_.max_share_wait_us) return false;
   if (seq.leader != 0) {
     const Sequence* leader = find_running(seq.leader);
-    if (leader != nullptr && leader->num_computed < seq.leader_tokens) return true;
+    if (leader != nullptr && leader->num_landed < seq.leader_tokens) return true;
     seq.leader = 0;
   }
   const auto tokens = known_tokens(seq);
   int32_t best = 0;
   for (const Sequence* other : running_) {
-    if (other->num_missing() <= 1 || other->request->space != state.space) continue;
+    if (other->num_known() - other->num_landed <= 1 || other->request->space != state.space) continue;
     const int32_t common = common_prefix(tokens.first(tokens.size() - 1), other->tokens) / page_size * page_size;
-    if (common <= std::max(best, other->num_computed)) continue;
+    if (common <= std::max(best, other->num_landed)) continue;
     best = common;
     seq.leader = other->id;
   }
@@ -143,6 +154,7 @@ bool Scheduler::try_admit(Sequence& seq, size_t index) {
     if (has_slot && needed <= pool_.num_free() + tree_.num_evictable()) break;
     // Only a strictly more urgent request pushes others out; they queue behind it, so this cannot go round in circles.
     if (running_.empty() || running_.back()->request->request.priority <= seq.request->request.priority) return false;
+    if (!may_preempt()) return false;
     preempt_last();
   }
   start(seq, index);
@@ -168,7 +180,7 @@ void Scheduler::start(Sequence& seq, size_t index) {
   seq.leader = 0;
   tree_.lock(path_);
   seq.num_tree_pages = static_cast<int32_t>(path_.size());
-  seq.num_computed = seq.num_tree_pages * pool_.page_size();
+  seq.num_computed = seq.num_landed = seq.num_tree_pages * pool_.page_size();
   if (seq.tokens.empty()) {
     const int64_t capacity =
         std::min<int64_t>(max_tokens_, int64_t{state.prompt_len()} + state.request.sampling.max_tokens);
@@ -192,7 +204,8 @@ void Scheduler::share_tokens() {
   const int32_t budget = config_.max_num_batched_tokens;
   for (Sequence* seq : running_) seq->num_planned = 0;
   if (config_.policy == SchedulerPolicy::kPrefillFirst) {
-    const auto it = std::ranges::find_if(running_, [](const Sequence* seq) { return seq->num_missing() > 1; });
+    const auto it =
+        std::ranges::find_if(running_, [](const Sequence* seq) { return seq->is_open() && seq->num_missing() > 1; });
     if (it != running_.end()) {
       int32_t spare_logits = config_.max_logits_per_step - 1;
       (*it)->num_planned = std::min(budget, wanted_tokens(**it, spare_logits));
@@ -206,7 +219,7 @@ void Scheduler::share_tokens() {
 int32_t Scheduler::offer_decodes() {
   int32_t count = 0;
   for (Sequence* seq : running_) {
-    if (seq->num_missing() != 1) continue;
+    if (!seq->is_open() || seq->num_missing() != 1) continue;
     seq->num_planned = 1;
     ++count;
   }
@@ -218,7 +231,7 @@ int32_t Scheduler::offer_decodes() {
 void Scheduler::share_prefill_tokens(int32_t budget) {
   prefills_.clear();
   for (Sequence* seq : running_) {
-    if (seq->num_missing() > 1) prefills_.push_back(seq);
+    if (seq->is_open() && seq->num_missing() > 1) prefills_.push_back(seq);
   }
   if (prefills_.empty()) return;
   std::sort(prefills_.begin() + 1, prefills_.end(), [](const Sequence* a, const Sequence* b) {
@@ -252,6 +265,7 @@ void Scheduler::allocate_pages() {
   for (size_t i = 0; i < running_.size(); ++i) {  // shrinks from the back as answers are preempted
     Sequence& seq = *running_[i];
     if (seq.num_planned == 0 || ensure_pages(seq, seq.num_computed + seq.num_planned)) continue;
+    if (must_land_) return;
     const int32_t room = static_cast<int32_t>(seq.pages.size()) * pool_.page_size() - seq.num_computed;
     seq.num_planned = std::min(seq.num_planned, room);
   }
@@ -264,11 +278,16 @@ bool Scheduler::ensure_pages(Sequence& seq, int32_t num_tokens) {
     if (page != kNoPage) {
       seq.pages.push_back(page);
     } else if (!tree_.evict_one()) {
-      if (running_.back() == &seq) return false;
+      if (running_.back() == &seq || !may_preempt()) return false;
       preempt_last();
     }
   }
   return true;
+}
+
+bool Scheduler::may_preempt() {
+  must_land_ = num_steps_ > 0;
+  return !must_land_;
 }
 
 void Scheduler::preempt_last() {
@@ -313,6 +332,27 @@ void Scheduler::build_batch(Batch& batch) {
     if (seq->num_planned > 0 && seq->num_missing() > 1) rows_.push_back(seq);
   }
   for (Sequence* seq : rows_) add_row(*seq, batch);
+  if (std::ranges::none_of(rows_, [](const Sequence* seq) { return seq->num_pending > 0; })) batch.prev_samples.clear();
+}
+
+// From here on the step's tokens count as computed and those it samples as there, if not by name.
+void Scheduler::note_step() {
+  std::vector<StepRow>& step = steps_[(oldest_ + num_steps_++) % 2];
+  int32_t num_samples = 0;
+  for (Sequence* seq : rows_) {
+    num_samples += seq->num_samples;
+    seq->num_computed += seq->num_planned;
+    ++seq->steps_under_way;
+    const bool samples_token = seq->num_missing() == 0;
+    step.push_back({seq, seq->num_planned, seq->num_samples, samples_token});
+    if (!samples_token) continue;
+    seq->tokens.push_back(kNoToken);
+    ++seq->num_pending;
+    seq->pending_sample = num_samples - 1;
+    const RequestState& state = *seq->request;
+    seq->last_pending =
+        seq->num_tokens() - state.prompt_len() >= state.request.sampling.max_tokens || seq->num_tokens() >= max_tokens_;
+  }
 }
 
 void Scheduler::add_row(Sequence& seq, Batch& batch) {
@@ -321,6 +361,7 @@ void Scheduler::add_row(Sequence& seq, Batch& batch) {
   const int32_t kv_len = seq.num_computed + seq.num_planned;
   for (int32_t position = seq.num_computed; position < kv_len; ++position) {
     batch.token_ids.push_back(seq.tokens[position]);
+    batch.prev_samples.push_back(position < seq.num_known() ? -1 : seq.pending_sample);
     batch.positions.push_back(position);
     batch.slot_mapping.push_back(seq.pages[position / page_size] * page_size + position % page_size);
   }
@@ -342,7 +383,7 @@ void Scheduler::add_samples(Sequence& seq, int32_t first_token, Batch& batch) {
     task.logit_row = batch.num_logits() - 1;
     task.seq = seq.id;
     task.params = &request.sampling;
-    task.tokens = std::span(seq.tokens).first(position + 1);
+    task.tokens = std::span(seq.tokens).first(std::min(position + 1, seq.num_known()));
     task.prompt_len = state.prompt_len();
     task.seed = request.sampling.seed + static_cast<uint64_t>(seq.choice);
     return task;
@@ -355,6 +396,7 @@ void Scheduler::add_samples(Sequence& seq, int32_t first_token, Batch& batch) {
   }
   if (end < seq.num_tokens()) return;
   SampleTask& task = add(end - 1);
+  if (seq.num_pending > 0) task.prev_sample = seq.pending_sample;
   task.output_index = seq.num_tokens() - state.prompt_len();
   if (task.output_index < static_cast<int32_t>(request.forced_output.size())) {
     task.forced = request.forced_output[task.output_index];
@@ -366,6 +408,7 @@ void Scheduler::add_samples(Sequence& seq, int32_t first_token, Batch& batch) {
 void Scheduler::reserve(Batch& batch) const {
   const size_t tokens = config_.max_num_batched_tokens, rows = config_.max_num_seqs;
   batch.token_ids.reserve(tokens);
+  batch.prev_samples.reserve(tokens);
   batch.positions.reserve(tokens);
   batch.slot_mapping.reserve(tokens);
   batch.qo_indptr.reserve(rows + 1);

@@ -51,6 +51,9 @@ Scheduler::Scheduler(SchedulerConfig config, const ExecutorLimits& limits, const
   waiting_.reserve(config_.max_queued + config_.max_num_seqs);
   running_.reserve(config_.max_num_seqs);
   rows_.reserve(config_.max_num_seqs);
+  for (std::vector<StepRow>& step : steps_) step.reserve(config_.max_num_seqs);
+  leaving_.reserve(2 * config_.max_num_seqs);
+  superseded_.reserve(pool_.num_pages());
   prefills_.reserve(config_.max_num_seqs);
   path_.reserve(pool_.pages_for(max_tokens_));
 }
@@ -114,7 +117,7 @@ void Scheduler::cancel(RequestId id, int32_t choice, FinishReason reason) {
 
 void Scheduler::cancel_sequence(Sequence& seq, FinishReason reason) {
   if (seq.state == Sequence::State::kDone) return;
-  if (seq.state == Sequence::State::kRunning && in_flight_) {
+  if (seq.state == Sequence::State::kRunning && num_steps_ > 0) {
     if (!seq.cancel) seq.cancel = reason;
   } else {
     finish(seq, reason);
@@ -143,19 +146,22 @@ void Scheduler::expire_deadlines() {
 }
 
 void Scheduler::commit(const StepOutput& output) {
-  VAYU_CHECK(in_flight_, "commit without a planned step");
-  in_flight_ = false;
+  VAYU_CHECK(num_steps_ > 0, "commit without a planned step");
+  std::vector<StepRow>& rows = steps_[oldest_];
+  oldest_ ^= 1;
+  --num_steps_;
+  free_superseded();
   counters_.last_step_end_us = clock_.now_us();
   ++counters_.steps;
   size_t next = 0;
-  for (Sequence* seq : rows_) {
-    VAYU_CHECK(next + seq->num_samples <= output.results.size(), "{} results", output.results.size());
-    const auto results = std::span(output.results).subspan(next, seq->num_samples);
+  for (const StepRow& row : rows) {
+    VAYU_CHECK(next + row.num_samples <= output.results.size(), "{} results", output.results.size());
+    const auto results = std::span(output.results).subspan(next, row.num_samples);
     next += results.size();
-    commit_row(*seq, results);
+    commit_row(row, results);
   }
   VAYU_CHECK(next == output.results.size(), "{} results for {} samples", output.results.size(), next);
-  rows_.clear();
+  rows.clear();
   for (size_t i = 0; i < running_.size();) {  // cancelled during the step without a row in it
     Sequence& seq = *running_[i];
     seq.cancel ? finish(seq, *seq.cancel) : void(++i);
@@ -165,32 +171,44 @@ void Scheduler::commit(const StepOutput& output) {
 }
 
 void Scheduler::abandon(const Error& error) {
-  in_flight_ = false;
-  rows_.clear();
+  for (std::vector<StepRow>& step : steps_) {
+    for (const StepRow& row : step) row.seq->steps_under_way = 0;
+    step.clear();
+  }
+  num_steps_ = 0;
+  free_superseded();
+  for (Sequence* seq : leaving_) let_go(*seq);
+  leaving_.clear();
   while (!running_.empty()) finish(*running_.back(), FinishReason::kError, error);
   while (!waiting_.empty()) finish(*waiting_.back(), FinishReason::kError, error);
   bury_dead();
 }
 
-void Scheduler::commit_row(Sequence& seq, std::span<const SampleResult> results) {
-  seq.num_computed += seq.num_planned;
-  seq.num_planned = seq.num_samples = 0;
+void Scheduler::commit_row(const StepRow& row, std::span<const SampleResult> results) {
+  Sequence& seq = *row.seq;
+  --seq.steps_under_way;
+  if (seq.state == Sequence::State::kDone) {  // ended by the step before: this row was planned in vain
+    if (seq.steps_under_way > 0) return;
+    std::erase(leaving_, &seq);
+    return let_go(seq);
+  }
+  seq.num_landed += row.num_tokens;
   if (seq.cancel) return finish(seq, *seq.cancel);
   if (!std::ranges::all_of(results, &SampleResult::finite)) return fail_non_finite(seq);
   publish_pages(seq);
   if (!results.empty()) mark_verified(seq);
-  const bool samples_token = seq.num_missing() == 0;
-  for (const SampleResult& score : results.first(results.size() - samples_token)) {
+  for (const SampleResult& score : results.first(results.size() - row.samples_token)) {
     seq.request->prompt_scores.push_back(to_output_token(score));
   }
-  if (samples_token) commit_token(seq, results.back());
+  if (row.samples_token) commit_token(seq, results.back());
 }
 
 void Scheduler::commit_token(Sequence& seq, const SampleResult& result) {
   RequestState& state = *seq.request;
   const SamplingParams& params = state.request.sampling;
-  seq.tokens.push_back(result.token);
-  const int32_t num_output = seq.num_tokens() - state.prompt_len();
+  seq.tokens[seq.num_known()] = result.token;
+  --seq.num_pending;
+  const int32_t num_output = seq.num_known() - state.prompt_len();
   ++counters_.generated_tokens;
 
   SequenceDelta& delta = new_delta(seq);
@@ -201,7 +219,7 @@ void Scheduler::commit_token(Sequence& seq, const SampleResult& result) {
   if (num_output > params.min_tokens && std::ranges::binary_search(state.banned, result.token)) {
     delta.finish = FinishReason::kStop;
     delta.stop_token = result.token;
-  } else if (num_output >= params.max_tokens || seq.num_tokens() >= max_tokens_) {
+  } else if (num_output >= params.max_tokens || seq.num_known() >= max_tokens_) {
     delta.finish = FinishReason::kLength;
   }
   if (delta.finish) retire(seq);
@@ -210,7 +228,7 @@ void Scheduler::commit_token(Sequence& seq, const SampleResult& result) {
 void Scheduler::fail_non_finite(Sequence& seq) {
   ++counters_.non_finite_rows;
   // What it computed, in this life or before, and what nobody has shown to be sound leaves the cache.
-  tree_.match(seq.request->space, seq.tokens, pool_.num_pages(), path_);
+  tree_.match(seq.request->space, std::span(seq.tokens).first(seq.num_known()), pool_.num_pages(), path_);
   for (size_t i = 0; i < path_.size(); ++i) {
     if (static_cast<int32_t>(i) < seq.first_own_page && tree_.verified(path_[i])) continue;
     tree_.discard(path_[i]);
@@ -218,16 +236,18 @@ void Scheduler::fail_non_finite(Sequence& seq) {
   }
   finish(seq, FinishReason::kError,
          make_error(ErrorKind::kInternal, "the model's output for this answer is not finite (token {} of the output)",
-                    seq.num_tokens() - seq.request->prompt_len()));
+                    seq.num_known() - seq.request->prompt_len()));
 }
 
 void Scheduler::publish_pages(Sequence& seq) {
   if (!config_.prefix_cache) return;
   const int32_t page_size = pool_.page_size();
-  while ((seq.num_tree_pages + 1) * page_size <= seq.num_computed) {
+  while ((seq.num_tree_pages + 1) * page_size <= seq.num_landed) {
     const int32_t i = seq.num_tree_pages++;
+    const PageId own = seq.pages[i];
     seq.pages[i] = tree_.insert(seq.request->space, i == 0 ? kNoPage : seq.pages[i - 1],
-                                std::span(seq.tokens).subspan(i * page_size, page_size), seq.pages[i]);
+                                std::span(seq.tokens).subspan(i * page_size, page_size), own);
+    if (seq.pages[i] != own) free_later(own);
   }
 }
 
@@ -239,7 +259,15 @@ void Scheduler::release_pages(Sequence& seq) {
   tree_.unlock(seq.tree_path());
   for (size_t i = seq.num_tree_pages; i < seq.pages.size(); ++i) pool_.release(seq.pages[i]);
   seq.pages.clear();
-  seq.num_tree_pages = seq.num_computed = seq.num_planned = seq.num_verified = 0;
+  seq.num_tree_pages = seq.num_computed = seq.num_landed = seq.num_verified = 0;
+}
+
+// A page the sequence has left for a copy of it: a step under way was planned with the old one.
+void Scheduler::free_later(PageId page) { num_steps_ > 0 ? superseded_.push_back(page) : pool_.release(page); }
+
+void Scheduler::free_superseded() {
+  for (const PageId page : superseded_) pool_.release(page);
+  superseded_.clear();
 }
 
 SequenceDelta& Scheduler::new_delta(const Sequence& seq) {
@@ -263,10 +291,15 @@ void Scheduler::finish(Sequence& seq, FinishReason reason, std::optional<Error> 
 void Scheduler::retire(Sequence& seq) {
   const bool was_running = seq.state == Sequence::State::kRunning;
   std::erase(was_running ? running_ : waiting_, &seq);
-  if (was_running) release_pages(seq);
   seq.state = Sequence::State::kDone;
-  if (--seq.request->num_alive == 0) dead_.push_back(seq.request->request.id);
+  seq.steps_under_way > 0 ? leaving_.push_back(&seq) : let_go(seq);
   if (!has_work()) work_since_us_ = 0;
+}
+
+// No step has a row of the ended sequence any more.
+void Scheduler::let_go(Sequence& seq) {
+  release_pages(seq);
+  if (--seq.request->num_alive == 0) dead_.push_back(seq.request->request.id);
 }
 
 void Scheduler::bury_dead() {
@@ -303,16 +336,24 @@ Status Scheduler::audit() const {
     return make_error(ErrorKind::kInternal, "answer {} of request {}, KV page {}: {}", seq.choice,
                       seq.request->request.id, page, what);
   };
-  for (const Sequence* seq : running_) {
-    for (size_t i = 0; i < seq->pages.size(); ++i) {
-      const PageId page = seq->pages[i];
-      const bool in_tree = static_cast<int32_t>(i) < seq->num_tree_pages;
-      if (pool_.owner(page) != (in_tree ? PagePool::Owner::kTree : PagePool::Owner::kSequence)) {
-        return fault(*seq, page, "wrong owner");
+  for (const std::vector<Sequence*>* list : {&running_, &leaving_}) {
+    for (const Sequence* seq : *list) {
+      for (size_t i = 0; i < seq->pages.size(); ++i) {
+        const PageId page = seq->pages[i];
+        const bool in_tree = static_cast<int32_t>(i) < seq->num_tree_pages;
+        if (pool_.owner(page) != (in_tree ? PagePool::Owner::kTree : PagePool::Owner::kSequence)) {
+          return fault(*seq, page, "wrong owner");
+        }
+        if (++locks[page] > 1 && !in_tree) return fault(*seq, page, "used twice");
+        in_use += !in_tree;
       }
-      if (++locks[page] > 1 && !in_tree) return fault(*seq, page, "used twice");
-      in_use += !in_tree;
     }
+  }
+  for (const PageId page : superseded_) {
+    if (pool_.owner(page) != PagePool::Owner::kSequence || ++locks[page] > 1) {
+      return make_error(ErrorKind::kInternal, "KV page {}: superseded, but in use", page);
+    }
+    ++in_use;
   }
   for (PageId page = 0; page < pool_.num_pages(); ++page) {
     if (pool_.owner(page) == PagePool::Owner::kTree && tree_.lock_count(page) != locks[page]) {
@@ -332,10 +373,10 @@ Status Scheduler::audit() const {
 }
 
 void Scheduler::rebuild_cache() {
-  VAYU_CHECK(!in_flight_, "rebuild during a step");
+  VAYU_CHECK(num_steps_ == 0, "rebuild during a step");
   for (Sequence* seq : running_) {
     seq->pages.clear();
-    seq->num_tree_pages = seq->num_computed = seq->num_planned = seq->num_verified = 0;
+    seq->num_tree_pages = seq->num_computed = seq->num_landed = seq->num_verified = 0;
     seq->state = Sequence::State::kWaiting;
     insert_ordered(waiting_, seq);
   }

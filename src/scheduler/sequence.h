@@ -25,12 +25,18 @@ struct Sequence {
   int32_t choice = 0;
   State state = State::kWaiting;
 
-  std::vector<TokenId> tokens;  // prompt, then output; empty until the first start
+  // Prompt, then output; empty until the first start. The last num_pending are kNoToken: steps under way sample them.
+  std::vector<TokenId> tokens;
   std::vector<PageId> pages;    // cover num_computed tokens and those planned; the first num_tree_pages are the tree's
   int32_t num_tree_pages = 0;   // locked by this sequence
-  int32_t num_computed = 0;     // leading tokens whose K and V are in pages
-  int32_t num_planned = 0;      // tokens in the step under way
-  int32_t num_samples = 0;      // logit rows in the step under way
+  int32_t num_computed = 0;     // leading tokens whose K and V are in pages once the steps under way have landed
+  int32_t num_landed = 0;       // of these, those whose step has landed
+  int32_t num_planned = 0;      // tokens in the step being planned
+  int32_t num_samples = 0;      // logit rows in the step being planned
+  int32_t num_pending = 0;      // tokens that a step under way samples
+  int32_t pending_sample = -1;  // which sample of the step last planned gives the last of them
+  int32_t steps_under_way = 0;  // that have a row of this sequence
+  bool last_pending = false;    // a pending token reaches the length limit: nothing is planned behind it
   int32_t num_verified = 0;     // leading tree pages marked as verified
   int32_t cached_tokens = 0;    // prefix hit of the first start
   int64_t started_us = 0;       // Clock time of the first start
@@ -44,7 +50,9 @@ struct Sequence {
   int64_t leader_since_us = 0;
 
   int32_t num_tokens() const { return static_cast<int32_t>(tokens.size()); }
+  int32_t num_known() const { return num_tokens() - num_pending; }
   int32_t num_missing() const { return num_tokens() - num_computed; }  // 1: decodes; more: prefills
+  bool is_open() const { return !cancel && !last_pending; }            // gets rows in further steps
   std::span<const PageId> tree_path() const { return std::span(pages).first(num_tree_pages); }
 };
 

@@ -112,8 +112,10 @@ std::string sim_difference(const SimAnswer& got, const SimAnswer& reference) {
 }
 
 SimHarness::SimHarness(SchedulerConfig config, SimModel sim_model, const ExecutorLimits& limits)
-    : model(std::move(sim_model)), executor(model, limits, clock), scheduler(std::move(config), limits, clock) {
-  scheduler.reserve(batch);
+    : model(std::move(sim_model)),
+      executor(model, limits, clock, config.overlap),
+      scheduler(std::move(config), limits, clock) {
+  for (Batch* each : batches_) scheduler.reserve(*each);
 }
 
 Status SimHarness::add(Request request) {

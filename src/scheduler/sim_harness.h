@@ -28,31 +28,42 @@ SimAnswer sim_reference(const SimModel& model, const ExecutorLimits& limits, int
 // Empty: `got` is what the reference says, or, when it was cancelled, a prefix of it. Otherwise the difference.
 std::string sim_difference(const SimAnswer& got, const SimAnswer& reference);
 
-// Scheduler, executor, clock and the answers so far. Audits after each step.
+// Scheduler, executor, clock and the answers so far. Audits after each step. Steps overlap where the configuration says
+// so.
 class SimHarness {
  public:
   SimHarness(SchedulerConfig config, SimModel model, const ExecutorLimits& limits);
 
   Status add(Request request);
   void cancel(RequestId id, int32_t choice, FinishReason reason) { scheduler.cancel(id, choice, reason); }
-  // One plan, launch, wait, commit; `during` runs while the step is in flight. False: nothing to compute.
+  // One turn as the engine takes it: plan and launch; then wait and commit, unless steps overlap and one more may be
+  // planned. `during` runs while steps are under way. False: nothing to compute.
   template <class During>
   bool step(During during) {
-    const bool planned = scheduler.plan(batch);
+    const bool planned = scheduler.plan(*batches_[turn_]);
     if (planned) {
-      executor.launch(batch);
-      during();
-      executor.wait(output);
-      scheduler.commit(output);
+      executor.launch(*batches_[turn_]);
+      if (executor.overlaps()) turn_ ^= 1;
+      ++under_way_;
     }
+    if (under_way_ > 0) during();
+    committed = under_way_ == (executor.overlaps() ? 2 : 1) || (!planned && under_way_ > 0);
+    if (committed) land();
     collect();
-    return planned;
+    return planned || committed;
   }
   bool step() {
     return step([] {});
   }
   void run() {
     while (scheduler.has_work()) step();
+    drain();
+  }
+  void drain() {  // until no step is under way
+    while (under_way_ > 0) {
+      land();
+      collect();
+    }
   }
 
   const SimAnswer& answer(RequestId id, int32_t choice = 0) const { return answers.at({id, choice}); }
@@ -63,15 +74,25 @@ class SimHarness {
   const SimModel model;
   SimulatedExecutor executor;
   Scheduler scheduler;
-  Batch batch;
+  Batch batch;  // of the step last planned, where steps do not overlap
   StepOutput output;
+  bool committed = false;  // by the last step()
   std::map<std::pair<RequestId, int32_t>, SimAnswer> answers;
   std::vector<std::string> faults;  // audit failures, answers that ended twice, news after the end
 
  private:
+  void land() {
+    executor.wait(output);
+    scheduler.commit(output);
+    --under_way_;
+  }
   void collect();
   void take(SequenceDelta& delta);
 
+  Batch second_batch_;
+  Batch* const batches_[2] = {&batch, &second_batch_};
+  int turn_ = 0;
+  int under_way_ = 0;
   std::vector<SequenceDelta> deltas_;
 };
 

@@ -53,6 +53,7 @@ SchedulerConfig Traffic::make_config(int32_t vocab_size) {
   config.max_overtake_us = pick({0, 5'000, 50'000});
   config.max_share_wait_us = pick({0, 20'000, 2'000'000});
   config.prefix_cache = !chance(0.1);
+  config.overlap = chance(0.5);
   config.tree.hash_bits = pick({0, 3, 64, 64});
   return config;
 }
