@@ -33,8 +33,9 @@ struct DeviceActivations {
   void* route_scratch = nullptr;
   void* experts_workspace = nullptr;
   void* attention_scratch = nullptr;
-  ops::ActRows head_input;  // (max_logits, hidden)
-  float* logits = nullptr;  // (max_logits, vocab_size)
+  ops::Bf16* wide_pages = nullptr;  // FP8 pages of prompts as BF16: device_prefill_wide_pages()
+  ops::ActRows head_input;          // (max_logits, hidden)
+  float* logits = nullptr;          // (max_logits, vocab_size)
 };
 
 constexpr int32_t kStreamRows = 64;  // rows up to which a linear is streamed rather than multiplied by tiles
@@ -43,10 +44,12 @@ constexpr int32_t kStreamRows = 64;  // rows up to which a linear is streamed ra
 struct DeviceInputs {
   ops::DeviceBatch batch;
   const int32_t* token_ids = nullptr;    // (num_tokens)
+  const int32_t* prev_index = nullptr;   // (num_tokens) as of GatherRowsArgs
   const int32_t* logit_rows = nullptr;   // (num_logits)
   const int32_t* decode_rows = nullptr;  // rows of one token
   const int32_t* num_valid = nullptr;    // tokens that are no padding
   const ops::PrefillTile* tiles = nullptr;
+  const int32_t* wide_sources = nullptr;
 };
 
 struct StepShape {
@@ -55,6 +58,8 @@ struct StepShape {
   int32_t num_logits = 0;
   int32_t num_decode_rows = 0;
   int32_t num_tiles = 0;
+  const ops::PrefillPass* passes = nullptr;  // in DeviceBuffers, until the next batch
+  int32_t num_passes = 0;
   int32_t max_context = 0;   // bound of the rows' lengths
   bool decode_only = false;  // nothing but rows of one token
 };
@@ -75,8 +80,10 @@ class DeviceBuffers {
   static Result<DeviceBuffers> create(const DeviceBufferPlan& plan, const ModelConfig& config,
                                       const DeviceModelOptions& options);
 
-  // Lays the batch out in pinned memory. graph_rows > 0: padded to that many rows of one token.
-  StepShape fill(const Batch& batch, const ModelConfig& config, const DeviceModelOptions& options, int32_t graph_rows);
+  // Lays the batch out in pinned memory. graph_rows > 0: padded to that many rows of one token. first_prev is added to
+  // Batch::prev_samples.
+  StepShape fill(const Batch& batch, const ModelConfig& config, const DeviceModelOptions& options, int32_t graph_rows,
+                 int32_t first_prev);
   void clear_inputs();  // a batch of padding alone
   Status upload(ops::CudaStream stream);
   DeviceInputs inputs() const;
@@ -86,13 +93,14 @@ class DeviceBuffers {
  private:
   // Places in the inputs, in words.
   struct Places {
-    int64_t token_ids, positions, slots, logit_rows, qo_indptr, kv_indptr, kv_lens, decode_rows, num_valid, tiles,
+    int64_t token_ids, prev_index, positions, slots, logit_rows, qo_indptr, kv_indptr, kv_lens, decode_rows, num_valid, tiles,
         page_table, end;
   };
   static Places places(const ModelConfig& config, const DeviceModelOptions& options);
   friend DeviceBufferPlan plan_device_buffers(const ModelConfig& config, const DeviceModelOptions& options);
   int32_t* host() const { return reinterpret_cast<int32_t*>(pinned_.data()) + turn_ * input_words_; }
   void fill_rows(const Batch& batch, bool expand, StepShape& shape);
+  void fill_tiles(const Batch& batch, const ModelConfig& config, StepShape& shape);
   void pad(int32_t rows, const Batch& batch, StepShape& shape);
 
   ops::DeviceMemory memory_;
@@ -103,6 +111,9 @@ class DeviceBuffers {
   int64_t used_words_ = 0;
   int32_t turn_ = 0;
   int64_t max_tiles_ = 0;
+  int32_t wide_capacity_ = 0;    // pages; 0: the pages are BF16 already
+  int64_t wide_sources_at_ = 0;  // in words, behind the page table
+  std::vector<ops::PrefillPass> passes_;
   int64_t row_capacity_ = 0;
 };
 

@@ -60,6 +60,12 @@ void carve_moe(Carver& carver, const ModelConfig& config, const DeviceModelOptio
   act.experts_workspace = carver.take(ops::stream_experts_workspace_bytes());
 }
 
+// Pages of the scratch for prompts over FP8 pages.
+int32_t wide_capacity(const ModelConfig& config, const DeviceModelOptions& options) {
+  if (options.kv_format == ops::DeviceKvFormat::kBF16 || !has_prefill_kernel(config)) return 0;
+  return ops::device_prefill_wide_pages(options.max_rows, options.max_context);
+}
+
 DeviceActivations carve(Carver& carver, const ModelConfig& config, const DeviceModelOptions& options) {
   const int64_t tokens = options.max_step_tokens;
   const bool f8 = options.f8_weights;
@@ -80,6 +86,8 @@ DeviceActivations carve(Carver& carver, const ModelConfig& config, const DeviceM
   const int64_t decode_rows = has_prefill_kernel(config) ? options.max_rows : tokens;
   act.attention_scratch = carver.take(ops::decode_attention_scratch_bytes(device_kv_shape(config, options.kv_format),
                                                                           static_cast<int32_t>(decode_rows)));
+  const int64_t page_elements = device_kv_shape(config, options.kv_format).page_elements();
+  act.wide_pages = carver.array<ops::Bf16>(wide_capacity(config, options), page_elements);
   // A tied head is BF16.
   act.head_input = carver.rows(options.max_logits, config.hidden, f8 && !config.tied_head, 0);
   act.logits = carver.array<float>(options.max_logits, config.vocab_size);
@@ -118,6 +126,7 @@ DeviceBuffers::Places DeviceBuffers::places(const ModelConfig& config, const Dev
   };
   Places p;
   p.token_ids = take(tokens);
+  p.prev_index = take(tokens);
   p.positions = take(tokens);
   p.slots = take(tokens);
   p.logit_rows = take(options.max_logits);
@@ -129,6 +138,7 @@ DeviceBuffers::Places DeviceBuffers::places(const ModelConfig& config, const Dev
   p.tiles = take(tiles * static_cast<int64_t>(sizeof(ops::PrefillTile) / sizeof(int32_t)));
   p.page_table = at;
   at += options.max_rows * row_pages;
+  if (wide_capacity(config, options) > 0) at += options.max_rows * row_pages;  // wide_sources
   p.end = at;
   return p;
 }
@@ -154,6 +164,8 @@ Result<DeviceBuffers> DeviceBuffers::create(const DeviceBufferPlan& plan, const 
   buffers.max_tiles_ =
       ops::max_device_prefill_tiles(options.max_step_tokens, options.max_rows, config.num_q_heads / config.num_kv_heads,
                                     has_prefill_kernel(config) ? config.head_dim : 64);
+  buffers.wide_capacity_ = wide_capacity(config, options);
+  buffers.passes_.resize(options.max_rows);
   buffers.row_capacity_ = has_prefill_kernel(config) ? options.max_rows : options.max_step_tokens;
   return buffers;
 }
@@ -171,7 +183,7 @@ void DeviceBuffers::pad(int32_t rows, const Batch& batch, StepShape& shape) {
   const int32_t have = batch.num_rows();
   const auto pages = static_cast<int32_t>(batch.page_table.size());
   for (int32_t r = have; r < rows; ++r) {
-    words[p.token_ids + r] = -1;
+    words[p.token_ids + r] = words[p.prev_index + r] = -1;
     words[p.positions + r] = 0;
     words[p.slots + r] = -1;
     words[p.kv_lens + r] = 0;
@@ -218,8 +230,32 @@ void DeviceBuffers::fill_rows(const Batch& batch, bool expand, StepShape& shape)
   shape.num_rows = shape.num_decode_rows = t;
 }
 
+void DeviceBuffers::fill_tiles(const Batch& batch, const ModelConfig& config, StepShape& shape) {
+  int32_t* words = host();
+  const auto pages = static_cast<int64_t>(batch.page_table.size());
+  wide_sources_at_ = places_.page_table + pages;
+  ops::PrefillPlan plan{.tiles = reinterpret_cast<ops::PrefillTile*>(words + places_.tiles),
+                        .max_tiles = max_tiles_,
+                        .wide_capacity = wide_capacity_,
+                        .wide_sources = words + wide_sources_at_,
+                        .max_sources = wide_capacity_ > 0 ? pages : 0,
+                        .passes = passes_.data(),
+                        .max_passes = static_cast<int32_t>(passes_.size())};
+  ops::plan_device_prefill({.qo_indptr = batch.qo_indptr.data(),
+                            .kv_indptr = batch.kv_indptr.data(),
+                            .page_table = batch.page_table.data(),
+                            .kv_lens = batch.kv_lens.data(),
+                            .num_rows = batch.num_rows()},
+                           ops::PrefillRows::kMultiToken, config.num_q_heads / config.num_kv_heads, config.head_dim,
+                           plan);
+  shape.num_tiles = plan.num_tiles;
+  shape.passes = plan.passes;
+  shape.num_passes = plan.num_passes;
+  used_words_ = wide_sources_at_ + plan.num_sources;
+}
+
 StepShape DeviceBuffers::fill(const Batch& batch, const ModelConfig& config, const DeviceModelOptions& options,
-                              int32_t graph_rows) {
+                              int32_t graph_rows, int32_t first_prev) {
   VAYU_CHECK(batch.num_tokens() <= options.max_step_tokens && batch.num_rows() <= options.max_rows &&
                  batch.num_logits() <= options.max_logits,
              "a batch of {} tokens, {} rows, {} logits", batch.num_tokens(), batch.num_rows(), batch.num_logits());
@@ -230,22 +266,21 @@ StepShape DeviceBuffers::fill(const Batch& batch, const ModelConfig& config, con
   shape.decode_only = batch.num_rows() == batch.num_tokens();
   for (const int32_t length : batch.kv_lens) shape.max_context = std::max(shape.max_context, length);
   std::copy(batch.token_ids.begin(), batch.token_ids.end(), words + p.token_ids);
+  std::fill_n(words + p.prev_index, batch.num_tokens(), -1);
+  for (size_t t = 0; t < batch.prev_samples.size(); ++t) {
+    if (batch.prev_samples[t] >= 0) words[p.prev_index + t] = first_prev + batch.prev_samples[t];
+  }
   std::copy(batch.positions.begin(), batch.positions.end(), words + p.positions);
   std::copy(batch.slot_mapping.begin(), batch.slot_mapping.end(), words + p.slots);
   std::copy(batch.logit_rows.begin(), batch.logit_rows.end(), words + p.logit_rows);
-  VAYU_CHECK(p.page_table + static_cast<int64_t>(batch.page_table.size()) <= p.end, "{} pages in one batch",
-             batch.page_table.size());
+  const int64_t page_words = static_cast<int64_t>(batch.page_table.size()) * (wide_capacity_ > 0 ? 2 : 1);
+  VAYU_CHECK(p.page_table + page_words <= p.end, "{} pages in one batch", batch.page_table.size());
   std::copy(batch.page_table.begin(), batch.page_table.end(), words + p.page_table);
   words[p.num_valid] = batch.num_tokens();
   const bool expand = !shape.decode_only && !has_prefill_kernel(config);
   fill_rows(batch, expand, shape);
-  if (!shape.decode_only && !expand) {
-    auto* tiles = reinterpret_cast<ops::PrefillTile*>(words + p.tiles);
-    shape.num_tiles = ops::plan_device_prefill(
-        {batch.qo_indptr.data(), batch.kv_indptr.data(), batch.kv_lens.data(), batch.num_rows()},
-        ops::PrefillRows::kMultiToken, config.num_q_heads / config.num_kv_heads, config.head_dim, tiles, max_tiles_);
-  }
   used_words_ = p.page_table + static_cast<int64_t>(batch.page_table.size());
+  if (!shape.decode_only && !expand) fill_tiles(batch, config, shape);
   if (graph_rows > 0) pad(graph_rows, batch, shape);
   return shape;
 }
@@ -264,9 +299,11 @@ DeviceInputs DeviceBuffers::inputs() const {
   in.batch.page_table = words + places_.page_table;
   in.batch.kv_lens = words + places_.kv_lens;
   in.token_ids = words + places_.token_ids;
+  in.prev_index = words + places_.prev_index;
   in.logit_rows = words + places_.logit_rows;
   in.decode_rows = words + places_.decode_rows;
   in.num_valid = words + places_.num_valid;
+  in.wide_sources = words + wide_sources_at_;
   in.tiles = reinterpret_cast<const ops::PrefillTile*>(words + places_.tiles);
   return in;
 }

@@ -170,7 +170,11 @@ class StepLauncher {
                                        .scale = config_.attention_scale,
                                        .rows = ops::PrefillRows::kMultiToken,
                                        .tiles = c_.inputs.tiles,
-                                       .num_tiles = shape_.num_tiles});
+                                       .num_tiles = shape_.num_tiles,
+                                       .passes = shape_.passes,
+                                       .num_passes = shape_.num_passes,
+                                       .wide_sources = c_.inputs.wide_sources,
+                                       .wide_pages = act_.wide_pages});
   }
 
   void quantize_attention() {

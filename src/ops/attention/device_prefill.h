@@ -20,7 +20,7 @@ struct alignas(16) PrefillTile {
   int32_t q_begin;     // the row's first token in the batch
   int32_t q_len;       // its tokens
   int32_t kv_len;      // its cached tokens
-  int32_t page_begin;  // its first entry of page_table
+  int32_t page_begin;  // its first entry of page_table; of FP8 pages, its first page of the scratch
   int32_t first;       // first packed row
   int32_t num_keys;    // keys that the last token of the tile sees
   int32_t row;
@@ -28,6 +28,13 @@ struct alignas(16) PrefillTile {
 };
 
 enum class PrefillRows : uint8_t { kAll, kMultiToken };  // kMultiToken: rows of one token belong to the decode kernel
+
+// FP8 pages of the rows are widened to BF16 into a scratch, then the tiles read that. Rows that do not fit together are
+// passes one after the other over the same scratch.
+struct PrefillPass {
+  int32_t first_tile, num_tiles;
+  int32_t first_source, num_pages;  // of wide_sources; page i of the scratch is source first_source + i
+};
 
 struct DevicePrefill {
   const Bf16* q = nullptr;  // (num_tokens, q_stride): the query heads first, rotated; 16-byte aligned, like q_stride
@@ -41,23 +48,46 @@ struct DevicePrefill {
   PrefillRows rows = PrefillRows::kAll;
   const PrefillTile* tiles = nullptr;
   int32_t num_tiles = 0;
+  // FP8 pages, CUDA only.
+  const PrefillPass* passes = nullptr;  // host memory
+  int32_t num_passes = 0;
+  const int32_t* wide_sources = nullptr;  // device memory
+  Bf16* wide_pages = nullptr;             // PrefillPlan::wide_capacity pages of BF16
 };
 
 // Host copies of the lists of DeviceBatch.
 struct PrefillLists {
   const int32_t* qo_indptr = nullptr;
   const int32_t* kv_indptr = nullptr;
+  const int32_t* page_table = nullptr;  // FP8 pages only
   const int32_t* kv_lens = nullptr;
   int32_t num_rows = 0;
+};
+
+// Places for a plan, in host memory, and how much of them it took. The plan serves every layer of the step.
+struct PrefillPlan {
+  PrefillTile* tiles = nullptr;
+  int64_t max_tiles = 0;
+  int32_t num_tiles = 0;
+  // FP8 pages; BF16 has a capacity of 0 and none of these.
+  int32_t wide_capacity = 0;        // pages of the scratch; at least those of the longest row
+  int32_t* wide_sources = nullptr;  // page of the KV memory
+  int64_t max_sources = 0;
+  int32_t num_sources = 0;
+  PrefillPass* passes = nullptr;
+  int32_t max_passes = 0;  // as many as rows always do
+  int32_t num_passes = 0;
 };
 
 int32_t device_prefill_tile_rows(int32_t head_dim);
 // Never less than what a batch of these sizes needs. `group` = num_q_heads / num_kv_heads.
 int64_t max_device_prefill_tiles(int64_t num_tokens, int64_t num_rows, int32_t group, int32_t head_dim);
-// Writes the tiles of the selected rows, heaviest first, and returns their number (at most max_tiles, checked). The
-// tiles serve every layer of the step.
-int32_t plan_device_prefill(const PrefillLists& lists, PrefillRows rows, int32_t group, int32_t head_dim,
-                            PrefillTile* tiles, int64_t max_tiles);
+// A capacity of the scratch at which a step is one pass unless its rows have more than 65,536 tokens of context
+// together.
+int32_t device_prefill_wide_pages(int32_t max_rows, int32_t max_context);
+// The tiles of the selected rows, heaviest first (of each pass); all limits of the plan are checked.
+void plan_device_prefill(const PrefillLists& lists, PrefillRows rows, int32_t group, int32_t head_dim,
+                         PrefillPlan& plan);
 
 void device_prefill_ref(const DevicePrefill& args);
 void device_prefill_cuda(CudaStream stream, const DevicePrefill& args);

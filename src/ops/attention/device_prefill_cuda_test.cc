@@ -76,15 +76,30 @@ class PrefillCase {
   std::vector<Bf16> run(PrefillRows select) {
     upload(select);
     device_prefill_cuda(nullptr, *args_);
+    expect_no_overrun();
     return out_->host();
   }
   void upload(PrefillRows select) {
     const int64_t bound =
         max_device_prefill_tiles(num_tokens(), static_cast<int64_t>(rows_.size()), shape_.group(), shape_.head_dim);
     std::vector<PrefillTile> tiles(bound);
-    const int32_t count =
-        plan_device_prefill({qo_indptr_.data(), kv_indptr_.data(), kv_lens_.data(), static_cast<int32_t>(rows_.size())},
-                            select, shape_.group(), shape_.head_dim, tiles.data(), bound);
+    std::vector<int32_t> sources(page_table_.size());
+    passes_.resize(rows_.size());
+    PrefillPlan plan{.tiles = tiles.data(),
+                     .max_tiles = bound,
+                     .wide_capacity = format_ == DeviceKvFormat::kBF16 ? 0 : wide_capacity(),
+                     .wide_sources = sources.data(),
+                     .max_sources = static_cast<int64_t>(sources.size()),
+                     .passes = passes_.data(),
+                     .max_passes = static_cast<int32_t>(passes_.size())};
+    plan_device_prefill({.qo_indptr = qo_indptr_.data(),
+                         .kv_indptr = kv_indptr_.data(),
+                         .page_table = page_table_.data(),
+                         .kv_lens = kv_lens_.data(),
+                         .num_rows = static_cast<int32_t>(rows_.size())},
+                        select, shape_.group(), shape_.head_dim, plan);
+    device_sources_ = std::make_unique<DeviceArray<int32_t>>(sources);
+    wide_pages_ = std::make_unique<DeviceArray<Bf16>>(plan.wide_capacity * layer(nullptr).page_elements() + 1024);
     device_tiles_ = std::make_unique<DeviceArray<PrefillTile>>(tiles);
     device_q_ = std::make_unique<DeviceArray<Bf16>>(q_);
     device_pages_ = std::make_unique<DeviceArray<uint8_t>>(pages_);
@@ -100,8 +115,17 @@ class PrefillCase {
     args_->scale = scale();
     args_->rows = select;
     args_->tiles = device_tiles_->get();
-    args_->num_tiles = count;
+    args_->num_tiles = plan.num_tiles;
+    args_->passes = passes_.data();
+    args_->num_passes = plan.num_passes;
+    args_->wide_sources = device_sources_->get();
+    args_->wide_pages = wide_pages_->get();
   }
+  void expect_no_overrun() const {
+    const std::vector<Bf16> wide = wide_pages_->host();
+    for (size_t i = wide.size() - 1024; i < wide.size(); ++i) ASSERT_EQ(wide[i].bits, 0xFFFF) << "scratch overrun";
+  }
+  bool one_pass = true;  // else the least scratch, which holds the longest row alone
   const DevicePrefill& args() const { return *args_; }
 
   // The reference for some tokens of a row, each as a row of its own: (tokens, num_q_heads * head_dim).
@@ -175,6 +199,11 @@ class PrefillCase {
   }
 
  private:
+  int32_t wide_capacity() const {
+    int32_t longest = 0;
+    for (const Row& row : rows_) longest = std::max(longest, (row.kv_len + 15) / 16);
+    return one_pass ? kv_indptr_.back() : longest;
+  }
   DeviceKvLayer layer(void* pages) const {
     return {.pages = pages, .format = format_, .num_kv_heads = shape_.num_kv_heads, .head_dim = shape_.head_dim};
   }
@@ -189,9 +218,10 @@ class PrefillCase {
   std::vector<uint8_t> pages_;
   std::map<std::pair<size_t, std::vector<int32_t>>, std::vector<Bf16>> known_;  // references
   std::unique_ptr<DeviceArray<PrefillTile>> device_tiles_;
-  std::unique_ptr<DeviceArray<Bf16>> device_q_, out_;
+  std::unique_ptr<DeviceArray<Bf16>> device_q_, out_, wide_pages_;
   std::unique_ptr<DeviceArray<uint8_t>> device_pages_;
-  std::unique_ptr<DeviceArray<int32_t>> device_table_;
+  std::unique_ptr<DeviceArray<int32_t>> device_table_, device_sources_;
+  std::vector<PrefillPass> passes_;
   std::unique_ptr<DevicePrefill> args_;
 };
 
@@ -215,6 +245,7 @@ TEST(DevicePrefillCuda, RaggedBatches) {
                                       << shape.head_dim << ", format " << static_cast<int>(format));
       PrefillCase batch(random, shape, format, rows);
       for (PrefillRows select : {PrefillRows::kAll, PrefillRows::kMultiToken}) {
+        batch.one_pass = select == PrefillRows::kAll;
         const std::vector<Bf16> got = batch.run(select);
         batch.check_all(got, select);
         if (HasFatalFailure()) return;

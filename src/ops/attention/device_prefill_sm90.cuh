@@ -11,15 +11,14 @@
 //   cycles of the special function unit. A quarter of the exponentials is therefore a cubic polynomial on the FMA units
 //   (exp2_polynomial). Sums and outputs are rescaled only when a logit exceeds the current base by 8 (a factor of 256):
 //   the weights may be that large, their relative precision is the same.
-// - BF16 pages: a (page, head) run of K is 16 rows of 128 bytes (two columns of them at head dim 128), one box of the
-//   copy engine, written in the 128-byte swizzle. FP8 pages: the feeding warpgroup
-//   copies them as they are (cp.async, four pieces of 8 KiB ahead) and widens them from there.
+// - A (page, head) run of K is 16 rows of 128 bytes (two columns of them at head dim 128), one box of the copy engine,
+//   written in the 128-byte swizzle. FP8 pages are widened into BF16 pages before (device_widen.h): 3 us a layer for a
+//   prompt of 3,584 tokens, where widening inside, once for each of 300 tiles of queries, took 130 us more.
 //
-// Shared memory at head dim 64: 5 stages of K and V of 16 KiB = 160 KiB (FP8: 4, and 32 KiB of pieces), 3 x 2 buffers
-// of 64 queries = 48 KiB. At 128: 2 stages of 32 KiB = 128 KiB, 2 x 2 x 16 KiB of queries = 64 KiB, FP8 pieces 32 KiB.
-// Registers of a consumer at head dim 64: 64 logits + 32 outputs + 32 packed weights of the block before; of 65,536,
-// 3 x 128 threads at 160 leave 32 for the feeder (at 152 the products are serialised for want of registers). At 128:
-// 64 + 64 + 32; 240 and 24 (FP8: 224 and 56).
+// Shared memory at head dim 64: 5 stages of K and V of 16 KiB = 160 KiB, 3 x 2 buffers of 64 queries = 48 KiB. At 128:
+// 2 stages of 32 KiB = 128 KiB, 2 x 2 x 16 KiB of queries = 64 KiB. Registers of a consumer at head dim 64: 64 logits +
+// 32 outputs + 32 packed weights of the block before; of 65,536, 3 x 128 threads at 160 leave 32 for the feeder (at 152
+// the products are serialised for want of registers). At 128: 64 + 64 + 32; 240 and 24.
 #pragma once
 
 #include "ops/attention/device_prefill_kernels.h"
@@ -37,25 +36,21 @@ constexpr int kPages = kKeys / kPageSize;
 constexpr int kGroupRows = 64;                       // query rows of a warpgroup
 constexpr int kKeyColumnBytes = kKeys * 128;         // a column of 128 bytes (64 BF16) of all rows of a K or V block
 constexpr int kQueryColumnBytes = kGroupRows * 128;  // likewise of queries
-constexpr int kPieceBytes = 8192;                    // of FP8 pages, see PieceCursor
-constexpr int kRawPieces = 4;                        // on their way at once
 constexpr float kSlackLog2 = 8;                      // see the story above
 constexpr uint64_t kEvictNormal = 0x1000000000000000;
 
-template <int kHeadDim, bool kF8>
+template <int kHeadDim>
 struct Config {
-  static constexpr bool kF8Pages = kF8;
   static constexpr int kConsumers = kHeadDim == 64 ? 3 : 2;
   static constexpr int kThreads = 128 * (1 + kConsumers);
-  static constexpr int kStages = kHeadDim == 64 ? (kF8 ? 4 : 5) : 2;
+  static constexpr int kStages = kHeadDim == 64 ? 5 : 2;
   static constexpr int kColumns = kHeadDim / 64;
   static constexpr int kBlockBytes = kColumns * kKeyColumnBytes;
   static constexpr int kQueryBytes = kColumns * kQueryColumnBytes;
-  static constexpr int kSharedBytes = 1024 + 2 * kStages * kBlockBytes + kConsumers * 2 * kQueryBytes +
-                                      (kF8 ? kRawPieces * kPieceBytes : 0) + 4 * kStages * 8 + 16;
-  static constexpr int kFeederRegisters = kHeadDim == 64 ? 32 : (kF8 ? 56 : 24);
-  static constexpr int kConsumerRegisters = kHeadDim == 64 ? 160 : (kF8 ? 224 : 240);
-  static constexpr int kFullArrivals = kF8 ? 128 : 1;
+  static constexpr int kSharedBytes =
+      1024 + 2 * kStages * kBlockBytes + kConsumers * 2 * kQueryBytes + 4 * kStages * 8 + 16;
+  static constexpr int kFeederRegisters = kHeadDim == 64 ? 32 : 24;
+  static constexpr int kConsumerRegisters = kHeadDim == 64 ? 160 : 240;
 };
 
 template <class C>
@@ -63,7 +58,6 @@ struct Shared {
   uint8_t* keys;  // [stage][column][key]: rows of 128 bytes, swizzled
   uint8_t* values;
   uint8_t* queries;  // [consumer][2][column][row]
-  uint8_t* raw;      // FP8 pieces on their way
   uint64_t *keys_full, *keys_empty, *values_full, *values_empty;
   float* spare;  // see Softmax::settle
 
@@ -72,8 +66,7 @@ struct Shared {
     keys = base;
     values = keys + C::kStages * C::kBlockBytes;
     queries = values + C::kStages * C::kBlockBytes;
-    raw = queries + C::kConsumers * 2 * C::kQueryBytes;
-    keys_full = reinterpret_cast<uint64_t*>(raw + (C::kF8Pages ? kRawPieces * kPieceBytes : 0));
+    keys_full = reinterpret_cast<uint64_t*>(queries + C::kConsumers * 2 * C::kQueryBytes);
     keys_empty = keys_full + C::kStages;
     values_full = keys_empty + C::kStages;
     values_empty = values_full + C::kStages;
@@ -81,8 +74,8 @@ struct Shared {
   }
   __device__ void init_barriers() const {
     for (int i = 0; i < C::kStages; ++i) {
-      barrier_init(keys_full + i, C::kFullArrivals);
-      barrier_init(values_full + i, C::kFullArrivals);
+      barrier_init(keys_full + i, 1);
+      barrier_init(values_full + i, 1);
       barrier_init(keys_empty + i, 4 * C::kConsumers);  // one a warp
       barrier_init(values_empty + i, 4 * C::kConsumers);
     }
@@ -137,19 +130,20 @@ __device__ __forceinline__ float exp2_polynomial(float x) {
 // One warp: lane (8 * column + page) asks for its box. Pages beyond the row's last are not read; the keys in them are
 // masked and the values zeroed by the consumers.
 template <class C>
-__device__ __forceinline__ void feed_bf16(const PrefillParams& params, const CUtensorMap* map,
-                                          const Shared<C>& shared) {
+__device__ __forceinline__ void feed(const PrefillParams& params, const CUtensorMap* map, const Shared<C>& shared) {
   const int lane = threadIdx.x % 32, page = lane % kPages, column = lane / kPages;
   Ring<C::kStages> ring;
   for (int round = 0, item; (item = item_of(round)) < params.num_items; ++round) {
     const PrefillTile& tile = params.tiles[item / params.num_kv_heads];
     const int head = item % params.num_kv_heads, num_pages = (tile.kv_len + kPageSize - 1) / kPageSize;
-    const int32_t* table = params.page_table + tile.page_begin + page;
+    const auto page_at = [&](int i) {
+      return params.page_table != nullptr ? params.page_table[tile.page_begin + i] : tile.page_begin + i;
+    };
     int n = (tile.num_keys + kKeys - 1) / kKeys - 1;
-    int next = n * kPages + page < num_pages ? table[n * kPages] : 0;
+    int next = n * kPages + page < num_pages ? page_at(n * kPages + page) : 0;
     for (; n >= 0; --n) {
       const int row = (next * params.num_kv_heads + head) * 2 * kPageSize;
-      if (n > 0) next = table[(n - 1) * kPages];
+      if (n > 0) next = page_at((n - 1) * kPages + page);
       const bool mine = column < C::kColumns && n * kPages + page < num_pages;
       const uint32_t bytes = min(kPages, num_pages - n * kPages) * C::kColumns * kPageSize * 128;
       const int offset = ring.stage * C::kBlockBytes + column * kKeyColumnBytes + page * kPageSize * 128;
@@ -165,119 +159,6 @@ __device__ __forceinline__ void feed_bf16(const PrefillParams& params, const CUt
                   kEvictNormal);
       }
       ring.advance();
-    }
-  }
-}
-
-// FP8: a piece is 8 KiB of K or V, 64 bytes a thread: a whole block at head dim 64, half the keys of one at 128. The
-// cursor walks the pieces in the order of the ring: of each block first K, then V.
-template <int kHeadDim>
-struct PieceCursor {
-  static constexpr int kPieces = kHeadDim / 64;  // of K or V of a block
-  int round = 0, head = 0, block = -1, plane = 0, piece = 0;
-  int kv_len = 0, page_begin = 0;
-  bool valid = true;
-
-  __device__ __forceinline__ void start(const PrefillParams& params) {
-    const int item = item_of(round);
-    valid = item < params.num_items;
-    if (!valid) return;
-    const PrefillTile& tile = params.tiles[item / params.num_kv_heads];
-    head = item % params.num_kv_heads;
-    kv_len = tile.kv_len;
-    page_begin = tile.page_begin;
-    block = (tile.num_keys + kKeys - 1) / kKeys - 1;
-  }
-  __device__ __forceinline__ void advance(const PrefillParams& params) {
-    if (++piece < kPieces) return;
-    piece = 0;
-    if (++plane < 2) return;
-    plane = 0;
-    if (--block >= 0) return;
-    ++round;
-    start(params);
-  }
-};
-
-// Thread t has 16-byte chunk t % (kHeadDim / 16) of keys t / (kHeadDim / 16) + i * 128 / (kHeadDim / 16), i < 4, of the
-// piece; zeros beyond the row. It copies them to, and later reads them from, places of its own, so that waiting for its
-// own copies is all the order that is needed.
-template <int kHeadDim>
-__device__ __forceinline__ void copy_piece(const PrefillParams& params, const PieceCursor<kHeadDim>& at, uint32_t raw) {
-  constexpr int kChunks = kHeadDim / 16, kStep = 128 / kChunks;
-  const int thread = threadIdx.x % 128, chunk = thread % kChunks;
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const int key = at.block * kKeys + at.piece * 4 * kStep + i * kStep + thread / kChunks;
-    const uint8_t* source = params.pages;
-    if (key < at.kv_len) {
-      const int64_t page = params.page_table[at.page_begin + key / kPageSize];
-      const int64_t row = ((page * params.num_kv_heads + at.head) * 2 + at.plane) * kPageSize + key % kPageSize;
-      source += row * kHeadDim + chunk * 16;
-    }
-    copy_async16(raw + (i * 128 + thread) * 16, source, key < at.kv_len ? 16 : 0);
-  }
-}
-
-__device__ __forceinline__ uint2 widen(uint32_t f8x4) {
-  uint32_t pair[2];
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const __half2_raw half = __nv_cvt_fp8x2_to_halfraw2(static_cast<uint16_t>(f8x4 >> (16 * i)), __NV_E4M3);
-    const float2 v = __half22float2(__half2(half));
-    pair[i] = pack_bf16x2(v.x, v.y);
-  }
-  return make_uint2(pair[0], pair[1]);
-}
-
-template <int kHeadDim>
-__device__ __forceinline__ void widen_piece(uint8_t* block, int piece, const uint8_t* raw) {
-  constexpr int kChunks = kHeadDim / 16, kStep = 128 / kChunks;
-  const int thread = threadIdx.x % 128, chunk = 2 * (thread % kChunks);
-  uint8_t* column = block + chunk / 8 * kKeyColumnBytes;
-#pragma unroll 1
-  for (int i = 0; i < 4; ++i) {
-    const int key = piece * 4 * kStep + i * kStep + thread / kChunks;
-    const uint4 v = *reinterpret_cast<const uint4*>(raw + (i * 128 + thread) * 16);
-    const uint2 a = widen(v.x), b = widen(v.y), c = widen(v.z), d = widen(v.w);
-    *reinterpret_cast<uint4*>(column + swizzled_offset(key, chunk % 8)) = make_uint4(a.x, a.y, b.x, b.y);
-    *reinterpret_cast<uint4*>(column + swizzled_offset(key, chunk % 8 + 1)) = make_uint4(c.x, c.y, d.x, d.y);
-  }
-}
-
-template <int kHeadDim, class C>
-__device__ __forceinline__ void feed_f8(const PrefillParams& params, const Shared<C>& shared) {
-  constexpr int kPieces = PieceCursor<kHeadDim>::kPieces;
-  PieceCursor<kHeadDim> ahead;
-  ahead.start(params);
-  Ring<C::kStages> ring;
-  int issued = 0, widened = 0;
-  while (ahead.valid || widened < issued) {
-    if (ahead.valid) {
-      copy_piece(params, ahead, shared_address(shared.raw + issued % kRawPieces * kPieceBytes));
-      ahead.advance(params);
-      ++issued;
-    }
-    copy_async_commit();
-    if (ahead.valid && issued < kRawPieces) continue;  // the pipeline fills
-    // A group is committed every turn, also when nothing is left to copy, so the piece is older than the latest
-    // kRawPieces - 1 groups; unless there were fewer pieces than that in all.
-    if (issued < kRawPieces) {
-      copy_async_wait<0>();
-    } else {
-      copy_async_wait<kRawPieces - 1>();
-    }
-    const int piece = widened % kPieces, plane = widened / kPieces % 2;
-    uint64_t* empty = (plane == 0 ? shared.keys_empty : shared.values_empty) + ring.stage;
-    uint64_t* full = (plane == 0 ? shared.keys_full : shared.values_full) + ring.stage;
-    uint8_t* block = (plane == 0 ? shared.keys : shared.values) + ring.stage * C::kBlockBytes;
-    if (piece == 0) barrier_wait(empty, ring.parity ^ 1);
-    widen_piece<kHeadDim>(block, piece, shared.raw + widened % kRawPieces * kPieceBytes);
-    ++widened;
-    if (piece == kPieces - 1) {
-      fence_shared_for_async();
-      barrier_arrive(full);
-      if (plane == 1) ring.advance();
     }
   }
 }
@@ -413,7 +294,7 @@ __device__ __forceinline__ void pack(uint32_t (&weights)[8][4], const float (&s)
 }
 
 // Value rows from `first` on become zeros: what lies there may be NaN, and 0 * NaN is NaN. All consumers may do it to
-// the same block, which is harmless. (Widened FP8 blocks have the zeros already.)
+// the same block, which is harmless.
 template <class C>
 __device__ __forceinline__ void clear_values(uint8_t* block, int first, int group) {
   for (int i = first * 8 + threadIdx.x % 128; i < kKeys * 8; i += 128) {
@@ -534,7 +415,7 @@ struct Consumer {
                             cached + min(row + 8, last_row) / params.group + 1 - n * kKeys};
       mask(s, limit);
     };
-    if (!C::kF8Pages && blocks * kKeys > tile.kv_len) {
+    if (blocks * kKeys > tile.kv_len) {
       wait_values();
       clear_values<C>(shared.values + value_ring.stage * C::kBlockBytes, tile.kv_len - (blocks - 1) * kKeys, group);
     }
@@ -622,10 +503,10 @@ __device__ __forceinline__ void consume(const PrefillParams& params, const Share
   }
 }
 
-template <int kHeadDim, bool kF8>
-__global__ void __launch_bounds__(Config<kHeadDim, kF8>::kThreads, 1)
+template <int kHeadDim>
+__global__ void __launch_bounds__(Config<kHeadDim>::kThreads, 1)
     kernel(const PrefillParams params, const __grid_constant__ CUtensorMap map) {
-  using C = Config<kHeadDim, kF8>;
+  using C = Config<kHeadDim>;
   extern __shared__ uint8_t memory[];
   const Shared<C> shared(memory);
   if (threadIdx.x == 0) shared.init_barriers();
@@ -634,11 +515,7 @@ __global__ void __launch_bounds__(Config<kHeadDim, kF8>::kThreads, 1)
   let_next_start();
   if (threadIdx.x < 128) {
     give_registers<C::kFeederRegisters>();
-    if constexpr (kF8) {
-      feed_f8<kHeadDim>(params, shared);
-    } else {
-      if (threadIdx.x < 32) feed_bf16(params, &map, shared);
-    }
+    if (threadIdx.x < 32) feed(params, &map, shared);
   } else {
     take_registers<C::kConsumerRegisters>();
     consume(params, shared);
@@ -647,10 +524,10 @@ __global__ void __launch_bounds__(Config<kHeadDim, kF8>::kThreads, 1)
 
 }  // namespace prefill
 
-template <int kHeadDim, bool kF8>
+template <int kHeadDim>
 void launch_prefill(CudaStream stream, int32_t blocks, const PrefillParams& params, const CUtensorMap& map) {
-  using C = prefill::Config<kHeadDim, kF8>;
-  launch_overlapped(prefill::kernel<kHeadDim, kF8>,
+  using C = prefill::Config<kHeadDim>;
+  launch_overlapped(prefill::kernel<kHeadDim>,
                     {.grid = dim3(blocks), .block = dim3(C::kThreads), .shared_bytes = C::kSharedBytes}, stream, params,
                     map);
 }

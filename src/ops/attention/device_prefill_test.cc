@@ -29,10 +29,13 @@ TEST(DevicePrefillPlan, CoversEverySelectedRowOnceHeaviestFirst) {
       kv_lens.push_back(kv_len);
       kv_indptr.push_back(kv_indptr.back() + (kv_len + 15) / 16);
     }
-    const PrefillLists lists = {qo_indptr.data(), kv_indptr.data(), kv_lens.data(), num_rows};
+    const PrefillLists lists = {qo_indptr.data(), kv_indptr.data(), nullptr, kv_lens.data(), num_rows};
     const int64_t bound = max_device_prefill_tiles(qo_indptr.back(), num_rows, group, dim);
     std::vector<PrefillTile> tiles(bound + 1);
-    const int32_t count = plan_device_prefill(lists, rows, group, dim, tiles.data(), bound);
+    PrefillPlan plan{.tiles = tiles.data(), .max_tiles = bound};
+    plan_device_prefill(lists, rows, group, dim, plan);
+    const int32_t count = plan.num_tiles;
+    EXPECT_EQ(plan.num_passes, 0);
     std::map<int32_t, std::set<int32_t>> firsts;
     for (int32_t i = 0; i < count; ++i) {
       const PrefillTile& tile = tiles[i];
@@ -56,6 +59,72 @@ TEST(DevicePrefillPlan, CoversEverySelectedRowOnceHeaviestFirst) {
       EXPECT_EQ(firsts[r].size(), selected ? (q_len * group + tile_rows - 1) / tile_rows : 0u) << "row " << r;
     }
   }
+}
+
+// FP8 pages: every pass fits the scratch, has the pages of its rows in their order, and tiles that name them.
+TEST(DevicePrefillPlan, PassesFitTheScratch) {
+  TestRandom random;
+  for (int round = 0; round < 50; ++round) {
+    const auto num_rows = static_cast<int32_t>(random.integer(1, 9));
+    const auto rows = random.integer(0, 1) ? PrefillRows::kAll : PrefillRows::kMultiToken;
+    std::vector<int32_t> qo_indptr = {0}, kv_indptr = {0}, kv_lens, page_table;
+    int32_t longest = 1;
+    for (int32_t r = 0; r < num_rows; ++r) {
+      const auto q_len = static_cast<int32_t>(random.integer(0, 3) ? random.integer(1, 100) : 1);
+      kv_lens.push_back(q_len + static_cast<int32_t>(random.integer(0, 300)));
+      qo_indptr.push_back(qo_indptr.back() + q_len);
+      kv_indptr.push_back(kv_indptr.back() + (kv_lens.back() + 15) / 16);
+      longest = std::max(longest, (kv_lens.back() + 15) / 16);
+    }
+    for (int32_t i = 0; i < kv_indptr.back(); ++i) page_table.push_back(static_cast<int32_t>(random.integer(0, 9999)));
+    const int64_t bound = max_device_prefill_tiles(qo_indptr.back(), num_rows, 4, 64);
+    std::vector<PrefillTile> tiles(bound);
+    std::vector<int32_t> sources(page_table.size());
+    std::vector<PrefillPass> passes(num_rows);
+    PrefillPlan plan{.tiles = tiles.data(),
+                     .max_tiles = bound,
+                     .wide_capacity = longest + static_cast<int32_t>(random.integer(0, 40)),
+                     .wide_sources = sources.data(),
+                     .max_sources = static_cast<int64_t>(sources.size()),
+                     .passes = passes.data(),
+                     .max_passes = num_rows};
+    plan_device_prefill({qo_indptr.data(), kv_indptr.data(), page_table.data(), kv_lens.data(), num_rows}, rows, 4, 64,
+                        plan);
+    int32_t next_tile = 0, next_source = 0;
+    std::set<int32_t> seen_rows;
+    for (int32_t i = 0; i < plan.num_passes; ++i) {
+      const PrefillPass& pass = passes[i];
+      EXPECT_EQ(pass.first_tile, next_tile);
+      EXPECT_EQ(pass.first_source, next_source);
+      EXPECT_GT(pass.num_tiles, 0);
+      EXPECT_LE(pass.num_pages, plan.wide_capacity);
+      for (int32_t t = pass.first_tile; t < pass.first_tile + pass.num_tiles; ++t) {
+        const int32_t r = tiles[t].row, pages = kv_indptr[r + 1] - kv_indptr[r];
+        seen_rows.insert(r);
+        if (t > pass.first_tile) {
+          EXPECT_LE(tiles[t].num_keys, tiles[t - 1].num_keys);
+        }
+        ASSERT_LE(tiles[t].page_begin + pages, pass.num_pages);
+        for (int32_t j = 0; j < pages; ++j) {
+          EXPECT_EQ(sources[pass.first_source + tiles[t].page_begin + j], page_table[kv_indptr[r] + j]);
+        }
+      }
+      next_tile += pass.num_tiles;
+      next_source += pass.num_pages;
+    }
+    EXPECT_EQ(next_tile, plan.num_tiles);
+    EXPECT_EQ(next_source, plan.num_sources);
+    for (int32_t r = 0; r < num_rows; ++r) {
+      const bool selected = qo_indptr[r + 1] - qo_indptr[r] > 1 || rows == PrefillRows::kAll;
+      EXPECT_EQ(seen_rows.count(r), selected ? 1u : 0u) << "row " << r;
+    }
+  }
+}
+
+TEST(DevicePrefillPlan, WidePagesHoldTheLongestRow) {
+  EXPECT_EQ(device_prefill_wide_pages(64, 131072), 8192);
+  EXPECT_EQ(device_prefill_wide_pages(64, 8192), 4096);
+  EXPECT_EQ(device_prefill_wide_pages(2, 100), 14);
 }
 
 TEST(DevicePrefillRef, IsTheFormula) {
