@@ -18,6 +18,7 @@ int main(int argc, char** argv) {
   vayu::add_convert_command(app, exit_code);
   vayu::add_bench_command(app, exit_code);
   vayu::add_eval_command(app, exit_code);
+  vayu::add_profile_command(app, exit_code);
 
   auto args = vayu::expand_config_file({argv + 1, argv + argc});
   if (!args.ok()) {
