@@ -33,12 +33,8 @@ struct Consumer {
 __device__ __forceinline__ void release_stage(const GemmShape& shape, const GemmShared& shared, uint32_t stage) {
   if (threadIdx.x % 32 != 0) return;
   uint64_t* barrier = &shared.fixed->empty[stage];
-  if (shape.cluster == 2) {
-    barrier_arrive_at(barrier, 0);
-    barrier_arrive_at(barrier, 1);
-  } else {
-    barrier_arrive(barrier);
-  }
+  barrier_arrive(barrier);
+  if (shape.cluster == 2) barrier_arrive_at_other(barrier);
 }
 
 __device__ __forceinline__ void await_stage(const GemmShape& shape, const GemmShared& shared, const RingPlace& place) {
@@ -67,7 +63,8 @@ struct Operands {
         x(swizzled_descriptor(shared.x(stage))) {}
 };
 
-// The products of a tile, one stage always in flight.
+// The products of a tile, one stage always in flight. Left at the last stage, which is not released: the epilogue
+// works in it.
 template <class Products, int N>
 __device__ __forceinline__ void multiply(const GemmShape& shape, const GemmShared& shared, const Consumer& me,
                                          RingPlace& place, Sums& sums) {
@@ -93,52 +90,54 @@ __device__ __forceinline__ void multiply(const GemmShape& shape, const GemmShare
   wgmma_wait<0>();
   wgmma_pin(low);
   wgmma_pin(high);
-  release_stage(shape, shared, place.stage);
-  place.next(shape.stages);
 }
 
-// Columns times their factors of a stage.
+// Columns times their factors of a stage. One load of four factors serves both blocks: the loads cost shared memory as
+// much as the products' operands do.
 template <int N>
-__device__ __forceinline__ void apply_factors(float (&sums)[N / 2], const StageFactors& factors, const Consumer& me) {
+__device__ __forceinline__ void apply_factors(float (&low)[N / 2], float (&high)[N / 2], const StageFactors& factors,
+                                              const Consumer& me) {
   const float* mine = factors.factor[me.group][me.lane % 4];
 #pragma unroll
   for (int j = 0; j < N / 8; j += 2) {
     const float4 f = *reinterpret_cast<const float4*>(mine + 2 * j);
-    sums[4 * j] *= f.x;
-    sums[4 * j + 1] *= f.y;
-    sums[4 * j + 2] *= f.x;
-    sums[4 * j + 3] *= f.y;
-    sums[4 * j + 4] *= f.z;
-    sums[4 * j + 5] *= f.w;
-    sums[4 * j + 6] *= f.z;
-    sums[4 * j + 7] *= f.w;
+    const float factor[4] = {f.x, f.y, f.z, f.w};
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      low[4 * j + i] *= factor[i / 4 * 2 + i % 2];
+      high[4 * j + i] *= factor[i / 4 * 2 + i % 2];
+    }
   }
 }
 
-// The same with factors behind each stage (ScaleChain). One block of 64 rows gets them while the other is multiplied,
-// that one while the other warpgroup's products run.
+// The same with factors behind each stage (ScaleChain): while one warpgroup applies them, the other's products run.
+// With shape.stagger they take turns to issue, so that this holds; else it is left to chance.
 template <class Products, int N>
 __device__ __forceinline__ void multiply_scaled(const GemmShape& shape, const GemmShared& shared, const Consumer& me,
                                                 RingPlace& place, Sums& sums) {
   auto& low = reinterpret_cast<float(&)[N / 2]>(sums[0]);
   auto& high = reinterpret_cast<float(&)[N / 2]>(sums[1]);
 #pragma unroll 1
-  for (int32_t step = 0; step < shape.steps; ++step, place.next(shape.stages)) {
+  for (int32_t step = 0; step < shape.steps; ++step) {
+    if (step != 0) {
+      __syncwarp();
+      release_stage(shape, shared, place.stage);
+      place.next(shape.stages);
+    }
     await_stage(shape, shared, place);
+    if (shape.stagger) await_turn(me.group);
     const Operands operands(shared, me, place.stage);
     wgmma_fence();
     add_products<Products, N>(low, operands.weight, operands.x, step != 0);
-    wgmma_commit();
     add_products<Products, N>(high, operands.weight + kBlockStep, operands.x, step != 0);
     wgmma_commit();
-    wgmma_wait<1>();
-    wgmma_pin(low);
-    apply_factors<N>(low, shared.factors[place.stage], me);
+    if (shape.stagger) give_turn(1 - me.group);
     wgmma_wait<0>();
+    wgmma_pin(low);
     wgmma_pin(high);
-    apply_factors<N>(high, shared.factors[place.stage], me);
-    __syncwarp();
-    release_stage(shape, shared, place.stage);
+    apply_factors<N>(low, high, shared.factors[place.stage], me);
+    wgmma_pin(low);
+    wgmma_pin(high);
   }
 }
 

@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "ops/cuda/matrix_test_util.h"
+#include "ops/norm/quantize_rows.h"
 
 namespace vayu::ops {
 namespace {
@@ -28,7 +29,8 @@ std::string name_of(const Case& c) {
          std::to_string(c.num_rows) + " rows, scale " + std::to_string(static_cast<int>(c.scale)) + "/" +
          std::to_string(c.x_group) + (c.swiglu ? " swiglu" : "") + (c.f8_out ? " f8" : "") +
          (c.gather ? " gather" : "") + (c.scatter ? " scatter" : "") + " plan " + std::to_string(c.plan.max_width) +
-         "/" + std::to_string(c.plan.stages) + "/" + std::to_string(c.plan.cluster);
+         "/" + std::to_string(c.plan.stages) + "/" + std::to_string(c.plan.cluster) + "/" +
+         std::to_string(c.plan.ahead) + (c.plan.stagger ? "/stagger" : "");
 }
 
 // Group sizes that sum to num_rows: some empty, some large.
@@ -160,23 +162,53 @@ TEST(DeviceGemmCuda, DenseIsTheReference) {
   }
 }
 
-// Every width, with one block and with pairs, with as few and as many stages as there may be.
+// Every width, with one block and with pairs, with as few and as many stages as there may be, in and out of step.
 TEST(DeviceGemmCuda, EveryPlanIsTheReference) {
   VAYU_NEEDS_DEVICE();
   TestRandom random;
   for (int32_t width = 16; width <= 192; width += 16) {
     for (const int32_t cluster : {1, 2}) {
       for (const int32_t x_group : {0, 128}) {
-        Case c{.rows_per_group = 256 * random.integer(1, 3),
-               .cols = 128 * random.integer(1, 8),
-               .num_rows = width * 2 + static_cast<int32_t>(random.integer(0, width - 1)),
-               .x_group = x_group};
-        DeviceGemmArgs args;
-        args.weight.scale = c.scale;
-        args.x.scale_group = x_group;
-        c.plan = {width, cluster == 1 ? 2 : device_gemm_stages(args, width), cluster};
-        check(random, c);
-        if (HasFatalFailure()) return;
+        for (const int32_t groups : {1, 5}) {
+          Case c{.groups = groups,
+                 .rows_per_group = 256 * random.integer(1, 3),
+                 .cols = 128 * random.integer(1, 8),
+                 .num_rows = width * (groups + 1) + static_cast<int32_t>(random.integer(0, width - 1)),
+                 .x_group = x_group,
+                 .gather = groups > 1 && cluster == 1};
+          DeviceGemmArgs args;
+          args.weight.scale = c.scale;
+          args.x.scale_group = x_group;
+          c.plan = {width, random.integer(0, 1) == 0 ? 2 : device_gemm_stages(args, width), cluster,
+                    static_cast<int32_t>(random.integer(0, 8)), random.integer(0, 1) == 0};
+          c.checked_rows = 300;
+          check(random, c);
+          if (HasFatalFailure()) return;
+        }
+      }
+    }
+  }
+}
+
+// More tiles than blocks, so that blocks go from tile to tile; with the turns of scales along K too.
+TEST(DeviceGemmCuda, ManyTilesABlockAreTheReference) {
+  VAYU_NEEDS_DEVICE();
+  TestRandom random;
+  for (const int32_t cluster : {1, 2}) {
+    for (const bool stagger : {false, true}) {
+      for (const int32_t x_group : {0, 128}) {
+        for (const bool swiglu : {false, true}) {
+          check(random, {.rows_per_group = 2048,
+                         .cols = 128 * random.integer(1, 12),
+                         .num_rows = 5000,
+                         .x_group = x_group,
+                         .swiglu = swiglu,
+                         .f8_out = swiglu && stagger,
+                         .plan = {static_cast<int32_t>(16 * random.integer(5, 12)), 3, cluster,
+                                  static_cast<int32_t>(random.integer(0, 8)), stagger},
+                         .checked_rows = 100});
+          if (HasFatalFailure()) return;
+        }
       }
     }
   }
@@ -283,34 +315,62 @@ class FastRows {
   TestMatrix matrix_;
 };
 
-void time_plan(const char* what, const DeviceGemmArgs& args, DeviceGemmPlan plan) {
-  plan.stages = std::min(plan.stages > 0 ? plan.stages : 6, device_gemm_stages(args, plan.max_width));
-  const auto us = median_us([&](CudaStream stream) { device_gemm_cuda(stream, args, plan); });
-  ASSERT_TRUE(us.ok()) << us.error().message;
+// The least time of a plan so far, for the line of the best.
+struct Best {
+  DeviceGemmPlan plan;
+  double us = 1e30;
+};
+
+void print_speed(const char* label, const char* what, const DeviceGemmArgs& args, const DeviceGemmPlan& plan,
+                 double us) {
   const double flops = 2.0 * args.num_rows * static_cast<double>(args.rows_per_group() * args.weight.cols);
   const double ceiling = args.weight.is_f8() ? 1430 : 800;
-  std::printf("SPEED device_gemm %s width %d stages %d cluster %d %.1f us %.0f TFLOP/s %.0f%%\n", what, plan.max_width,
-              plan.stages, plan.cluster, us.value(), flops / us.value() * 1e-6,
-              flops / us.value() * 1e-6 / ceiling * 100);
+  std::printf("%s device_gemm %s width %d stages %d cluster %d ahead %d stagger %d %.1f us %.0f TFLOP/s %.0f%%\n",
+              label, what, plan.max_width, plan.stages, plan.cluster, plan.ahead, plan.stagger ? 1 : 0, us,
+              flops / us * 1e-6, flops / us * 1e-6 / ceiling * 100);
+}
+
+void time_plan(const char* what, const DeviceGemmArgs& args, DeviceGemmPlan plan, Best& best) {
+  plan.stages = std::min(plan.stages > 0 ? plan.stages : 6, device_gemm_stages(args, plan.max_width));
+  const auto us =
+      median_us([&](CudaStream stream) { device_gemm_cuda(stream, args, plan); }, {.warm_ups = 2, .repeats = 11});
+  ASSERT_TRUE(us.ok()) << us.error().message;
+  print_speed("SPEED", what, args, plan, us.value());
+  if (us.value() < best.us) best = {plan, us.value()};
+}
+
+// The chosen plan, then every candidate, then the best again.
+void time_plans(const char* what, const DeviceGemmArgs& args, const std::vector<int32_t>& widths,
+                const std::vector<int32_t>& distances) {
+  Best best;
+  time_plan(what, args, device_gemm_plan(args, 132), best);
+  print_speed("CHOSEN", what, args, best.plan, best.us);
+  for (const int32_t width : widths) {
+    for (const int32_t cluster : {1, 2}) {
+      if (cluster == 2 && args.x_rows != nullptr) continue;
+      for (const int32_t ahead : distances) {
+        for (const bool stagger : {false, true}) time_plan(what, args, {width, 0, cluster, ahead, stagger}, best);
+      }
+    }
+  }
+  print_speed("BEST", what, args, best.plan, best.us);
 }
 
 void time_dense(TestRandom& random, const char* what, int64_t out, int64_t cols, int32_t rows, WeightScale scale,
-                bool swiglu, int32_t x_group) {
+                bool swiglu, int32_t x_group, bool f8_out = true) {
   const bool f8 = scale != WeightScale::kNone;
   TestMatrix weight(random, out, cols, scale, true);
   FastRows x(random, rows, cols, f8, x_group);
-  TestRows y(rows, swiglu ? out / 2 : out, f8 && swiglu, kScaleGroup);
+  TestRows y(rows, swiglu ? out / 2 : out, f8 && swiglu && f8_out, kScaleGroup);
   DeviceGemmArgs args;
   args.weight = weight.device();
   args.x = x.device();
   args.out = y.device();
   args.swiglu = swiglu;
   args.num_rows = rows;
-  const DeviceGemmPlan plan = device_gemm_plan(args, 132);
-  time_plan(what, args, plan);
-  time_plan(what, args, {plan.max_width, plan.stages, 1});
-  if (rows < 3000) return;
-  for (const int32_t width : {144, 160, 176, 192}) time_plan(what, args, {width, 0, 2});
+  const std::vector<int32_t> widths =
+      rows > 1000 ? std::vector<int32_t>{112, 128, 144, 160, 176, 192} : std::vector<int32_t>{48, 64, 96, 128};
+  time_plans(what, args, widths, {0});
 }
 
 // Rows of 3,584 tokens that choose 6 of 128 experts each: indptr and tokens by expert.
@@ -353,26 +413,33 @@ void time_experts(TestRandom& random, int32_t num_tokens) {
     args.out = h.device();
     args.swiglu = true;
     args.x_rows = tokens.get();
-    for (const int32_t width : {device_gemm_plan(args, 132).max_width, 160, 176, 192}) {
-      time_plan("gate-up gathered", args, {width, 0, 1});
-    }
+    time_plans("gate-up gathered", args, {160, 176, 192}, {0, 4, 8});
+    TestRows h16(rows, 1024, false, 0);
+    args.out = h16.device();
+    time_plans("gate-up gathered to bf16", args, {160, 176, 192}, {0, 4, 8});
+    TestRows h8(rows, 1024, true, 0);
+    const QuantizeRowsArgs quantize{
+        .x = static_cast<const Bf16*>(args.out.data), .x_stride = 1024, .num_rows = rows, .y = h8.device()};
+    const auto us = median_us([&](CudaStream stream) { quantize_rows_cuda(stream, quantize); });
+    ASSERT_TRUE(us.ok());
+    std::printf("SPEED quantize_rows of h %dx1024 %.1f us\n", rows, us.value());
+    args.out = h.device();
     args.x_rows = nullptr;
     FastRows sorted(random, rows, 4096, true, 0);
     args.x = sorted.device();
-    for (const int32_t cluster : {1, 2}) time_plan("gate-up of sorted rows", args, {192, 0, cluster});
-    time_plan("gate-up of sorted rows", args, {176, 0, 2});
+    time_plans("gate-up of sorted rows", args, {176, 192}, {0, 4});
   }
   TestMatrix down(random, 128 * 4096, 1024, WeightScale::kRow, true);
-  FastRows h(random, rows, 1024, true, kScaleGroup);
   TestRows y(rows, 4096, false, 0);
   args.weight = down.device();
-  args.x = h.device();
   args.out = y.device();
   args.swiglu = false;
-  time_plan("down", args, device_gemm_plan(args, 132));
-  for (const int32_t width : {160, 176, 192}) {
-    for (const int32_t cluster : {1, 2}) time_plan("down", args, {width, 0, cluster});
-  }
+  FastRows of_groups(random, rows, 1024, true, kScaleGroup);
+  args.x = of_groups.device();
+  time_plans("down of groups", args, {160, 176, 192}, {0, 4});
+  FastRows of_rows(random, rows, 1024, true, 0);
+  args.x = of_rows.device();
+  time_plans("down of rows", args, {160, 176, 192}, {0, 4});
 }
 
 TEST(DeviceGemmCuda, Speed) {
@@ -385,8 +452,11 @@ TEST(DeviceGemmCuda, Speed) {
   time_dense(random, "qkv in blocks 3584x4608x4096", 4608, 4096, 3584, WeightScale::kBlock, false, 128);
   time_dense(random, "shared gate-up 3584x2048x4096", 2048, 4096, 3584, WeightScale::kRow, true, 0);
   time_dense(random, "shared down 3584x4096x1024", 4096, 1024, 3584, WeightScale::kRow, false, 128);
+  time_dense(random, "shared gate-up to bf16 3584x2048x4096", 2048, 4096, 3584, WeightScale::kRow, true, 0, false);
+  time_dense(random, "shared down of rows 3584x4096x1024", 4096, 1024, 3584, WeightScale::kRow, false, 0);
   time_dense(random, "dense gate-up 3584x16384x4096", 16384, 4096, 3584, WeightScale::kRow, true, 0);
   time_dense(random, "dense down 3584x4096x8192", 4096, 8192, 3584, WeightScale::kRow, false, 128);
+  time_dense(random, "dense down of rows 3584x4096x8192", 4096, 8192, 3584, WeightScale::kRow, false, 0);
   time_dense(random, "qkv 256x4608x4096", 4608, 4096, 256, WeightScale::kRow, false, 0);
   time_dense(random, "bf16 qkv 3584x4608x4096", 4608, 4096, 3584, WeightScale::kNone, false, 0);
   time_experts(random, 3584);

@@ -1,11 +1,12 @@
 // Many rows times a matrix, on the tensor cores of Hopper: weights on the M side (see device_gemm_tiles.h), one
 // persistent block of three warpgroups an SM. One warpgroup keeps a ring of stages full, two multiply.
 //
-// Why 256 x 192: a stage of 256 + 176 rows of 128 bytes feeds 256 x 176 x 128 multiply-adds, 1,408 cycles of the FP8
-// tensor cores: 39 bytes a cycle and SM from L2, which gives about 25 to 38; a pair of blocks that share their rows of
-// x brings it to 31. Each m64n176k32 reads 7.5 KiB of shared memory in its 88 cycles, 85 of the 128 bytes a cycle;
-// smaller tiles would be bound by either. Registers: 128 x 56 + 256 x 224 = 64,512 = 384 x 168, what the block is
-// launched with.
+// Why 256 x 192: a stage of 256 + w rows of 128 bytes feeds 256 w 128 multiply-adds, 8 w cycles of the FP8 tensor cores.
+// Each m64n{w}k32 reads 2 KiB + 32 w bytes of shared memory and the stage is written once: 512 + 5 w cycles of 128 bytes.
+// The two meet at w = 171; narrower tiles are bound by shared memory (measured: time grows with w + 103). From L2 a stage
+// takes 32 KiB + 128 w bytes: 39 bytes a cycle and SM at w = 176, of the 25 to 38 it gives; a pair of blocks that share
+// their rows of x brings it to 31. Registers: 128 x 56 + 256 x 224 = 64,512 = 384 x 168, what the block is launched
+// with.
 #pragma once
 
 #include "ops/gemm/device_gemm_produce.cuh"
@@ -30,6 +31,12 @@ __device__ __forceinline__ void init_barriers(const GemmShape& shape, GemmFixed&
   barrier_init_fence();
 }
 
+__device__ __forceinline__ void meet_cluster(const GemmShape& shape) {
+  if (shape.cluster == 1) return;
+  cluster_arrive();
+  cluster_wait();
+}
+
 template <class Products, bool kScaled>
 __device__ __forceinline__ void consume(const GemmShape& shape, const GemmShared& shared) {
   const Consumer me;
@@ -37,6 +44,13 @@ __device__ __forceinline__ void consume(const GemmShape& shape, const GemmShared
   Sums sums;
 #pragma unroll
   for (int i = 0; i < kMaxSums; ++i) sums[0][i] = sums[1][i] = 0;
+  if (shape.stagger && me.group == 1) {
+    if (kScaled) {
+      give_turn(0);
+    } else {
+      __nanosleep(800);
+    }
+  }
   for (uint32_t turn = 0;; ++turn) {
     TileInfo& tile = shared.fixed->info[turn % 2];
     barrier_wait(&shared.fixed->info_full[turn % 2], turn / 2 % 2);
@@ -44,8 +58,11 @@ __device__ __forceinline__ void consume(const GemmShape& shape, const GemmShared
     if (width == 0) break;
     const RowScales scales = load_row_scales(shape, tile, me);
     multiply_any<Products, kScaled>(width, shape, shared, me, place, sums);
-    store_tile(shape, shared, tile, scales, me, sums);
+    store_tile(shape, shared.weight(place.stage) + me.group * 128 * 128, tile, scales, me, sums);
+    fence_shared_for_async();  // the copy engine writes next where the stores worked
     __syncwarp();
+    release_stage(shape, shared, place.stage);
+    place.next(shape.stages);
     if (me.lane == 0) barrier_arrive(&shared.fixed->info_empty[turn % 2]);
   }
 }
@@ -60,8 +77,7 @@ __global__ void __launch_bounds__(kGemmThreads, 1)
   let_next_start();
   list_units(shape, *shared.fixed);
   __syncthreads();
-  cluster_arrive();  // no block sends to another before that one's barriers are there
-  cluster_wait();
+  meet_cluster(shape);  // no block sends to another before that one's barriers are there
   if (threadIdx.x < kProducerThreads) {
     give_registers<kProducerRegisters>();
     produce<kScaled>(maps, shape, shared);
@@ -70,8 +86,7 @@ __global__ void __launch_bounds__(kGemmThreads, 1)
     consume<Products, kScaled>(shape, shared);
   }
   __syncwarp();
-  cluster_arrive();  // no block leaves while another may still send to it
-  cluster_wait();
+  meet_cluster(shape);  // no block leaves while another may still send to it
 }
 
 template <class Products, bool kScaled>

@@ -12,7 +12,8 @@
 namespace vayu::ops {
 
 constexpr int32_t kGemmMaxStages = 6;
-constexpr int32_t kGemmFixedBytes = 10960;  // GemmFixed of device_gemm_shared.cuh
+constexpr int32_t kGemmMaxAhead = 8;
+constexpr int32_t kGemmFixedBytes = 6864;   // GemmFixed of device_gemm_shared.cuh
 constexpr int32_t kGemmFactorBytes = 1664;  // StageFactors
 constexpr int32_t kGemmSharedBytes = 227 * 1024;
 
@@ -41,11 +42,13 @@ struct GemmShape {
   int32_t max_width;
   int32_t stages;
   int32_t cluster;
+  int32_t ahead;
   bool row_scales;    // one a weight row
   bool block_scales;  // one a 128 x 128 block of the weight
   bool x_row_scales;
   bool x_group_scales;
   bool swiglu;
+  bool stagger;
 };
 
 struct GemmLaunch {

@@ -109,14 +109,27 @@ __device__ __forceinline__ void fetch_x(const GemmMaps& maps, const GemmShape& s
   }
 }
 
+__device__ __forceinline__ uint64_t weight_policy(const Tile& tile) { return tile.alone ? kEvictFirst : kEvictNormal; }
+
 __device__ __forceinline__ void fetch_tiles(const GemmMaps& maps, const GemmShape& shape, const GemmShared& shared,
                                             const Tile& tile, uint32_t stage, int32_t step, int32_t rank) {
   const bool gather = shape.x_rows != nullptr;
   uint64_t* barrier = &shared.fixed->full[stage];
   barrier_arrive_expect(barrier, kWeightBytes + (gather ? 0 : tile.width * 128));
   copy_tile(&maps.weight, barrier, shared.weight(stage), step * 128, tile.group * shape.rows_per_group + tile.row0,
-            tile.alone ? kEvictFirst : kEvictNormal);
+            weight_policy(tile));
   if (!gather) fetch_x(maps, shape, shared, tile, stage, step * 128, rank);
+}
+
+// The weights `ahead` stages from here, in this tile or the next, begin their way from memory. The ring holds the 2 or
+// 3 us that a loaded memory takes only just.
+__device__ __forceinline__ void call_weights(const GemmMaps& maps, const GemmShape& shape, const Tile& tile,
+                                             int32_t next_row, int32_t step) {
+  const int32_t target = step + shape.ahead;
+  const bool here = target < shape.steps;
+  const int32_t row = here ? tile.group * shape.rows_per_group + tile.row0 : next_row;
+  const int32_t of_step = here ? target : target - shape.steps;
+  if (row >= 0 && of_step < shape.steps) prefetch_tile(&maps.weight, of_step * 128, row, weight_policy(tile));
 }
 
 // Thread t fetches piece t % 8 of rows t / 8, t / 8 + 16, ...; pieces past the end of a row are zeros. Columns that
@@ -127,11 +140,12 @@ __device__ __forceinline__ void gather_rows(const GemmShape& shape, const GemmSh
   const int32_t column = step * 128 + piece * 16;
   const uint32_t bytes = column < shape.row_bytes ? 16 : 0;
   const uint8_t* x = shape.x + (bytes != 0 ? column : 0);
-  const uint32_t out = shared_address(shared.x(stage));
-#pragma unroll 4
-  for (int32_t r = threadIdx.x / 8; r < tile.width; r += kProducerThreads / 8) {
+  uint32_t out = shared_address(shared.x(stage)) + swizzled_offset(threadIdx.x / 8, piece);
+  constexpr int32_t kStep = kProducerThreads / 8;  // a multiple of the 8 rows after which the swizzle repeats
+#pragma unroll 6
+  for (int32_t r = threadIdx.x / 8; r < tile.width; r += kStep, out += kStep * 128) {
     const int32_t row = shape.x_rows[tile.first + min(r, tile.count - 1)];
-    copy_async16(out + swizzled_offset(r, piece), x + static_cast<int64_t>(row) * shape.row_bytes, bytes);
+    copy_async16(out, x + static_cast<int64_t>(row) * shape.row_bytes, bytes);
   }
 }
 
@@ -218,11 +232,18 @@ __device__ __forceinline__ void produce(const GemmMaps& maps, const GemmShape& s
     const Tile tile = find_tile(shape, fixed, unit, rank);
     if (informs) publish_tile(shape, fixed, tile, turn);
     if (!fills) continue;
+    const bool calls = threadIdx.x == 0 && shape.ahead != 0;
+    int32_t next_row = -1;
+    if (calls && unit + stride < units) {
+      const Tile next = find_tile(shape, fixed, unit + stride, rank);
+      next_row = next.group * shape.rows_per_group + next.row0;
+    }
     ScaleChain chain;
     if (kScaled && informs) chain.start(shape, tile);
     for (int32_t step = 0; step < shape.steps; ++step, place.next(shape.stages)) {
       barrier_wait(&fixed.empty[place.stage], place.phase ^ 1);
       if (threadIdx.x == 0) fetch_tiles(maps, shape, shared, tile, place.stage, step, rank);
+      if (calls) call_weights(maps, shape, tile, next_row, step);
       if (gather) {
         gather_rows(shape, shared, tile, place.stage, step);
         barrier_arrive_on_copies(&fixed.full[place.stage]);

@@ -1,7 +1,7 @@
 // What the two sides of the GEMM kernel share: parameters, the shared memory of a block, barriers across a cluster.
 //
 // Shared memory (227 KiB a block): a ring of stages, each 128 bytes of K: 256 rows of the weight (32 KiB) and max_width
-// rows of x (up to 24 KiB), 128-byte swizzled. Behind it GemmFixed (10.7 KiB) and, for scales along K, 1.6 KiB a stage.
+// rows of x (up to 24 KiB), 128-byte swizzled. Behind it GemmFixed (6.7 KiB) and, for scales along K, 1.6 KiB a stage.
 // max_width 176 leaves room for 4 stages (54 KiB), 192 for 3 (56 KiB).
 #pragma once
 
@@ -35,7 +35,6 @@ struct TileInfo {
 };
 
 struct GemmFixed {
-  uint8_t staging[8][512];  // a warp's corner for turning its fragment around
   TileInfo info[2];
   int32_t indptr[kDeviceGemmMaxGroups + 1];
   int32_t first_unit[kDeviceGemmMaxGroups + 1];
@@ -82,10 +81,12 @@ struct RingPlace {
   }
 };
 
-// The same barrier of block `rank` of the cluster is arrived at.
-__device__ __forceinline__ void barrier_arrive_at(uint64_t* barrier, uint32_t rank) {
-  asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(remote_address(barrier, rank))
-               : "memory");
+// The same barrier of the other block of the cluster is arrived at. Relaxed: what a stage held was read by the tensor
+// cores, which are done with it. (As a release at cluster scope this is a fence of the whole device, about 1 us each.)
+__device__ __forceinline__ void barrier_arrive_at_other(uint64_t* barrier) {
+  asm volatile(
+      "mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [%0];" ::"r"(remote_address(barrier, cluster_rank() ^ 1))
+      : "memory");
 }
 // One box into the same place of both blocks of the cluster, completing on the same barrier of each.
 __device__ __forceinline__ void copy_tile_to_both(const CUtensorMap* map, uint64_t* barrier, void* shared,
@@ -97,7 +98,27 @@ __device__ __forceinline__ void copy_tile_to_both(const CUtensorMap* map, uint64
       : "memory");
 }
 
+// One box into L2.
+__device__ __forceinline__ void prefetch_tile(const CUtensorMap* map, int32_t column, int32_t row,
+                                              uint64_t cache_policy) {
+  asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global.tile.L2::cache_hint [%0, {%1, %2}], %3;" ::"l"(map),
+               "r"(column), "r"(row), "l"(cache_policy)
+               : "memory");
+}
+
 __device__ __forceinline__ void consumers_meet() { asm volatile("bar.sync 1, %0;" ::"n"(kConsumerThreads) : "memory"); }
+
+__device__ __forceinline__ void warpgroup_meets(int32_t group) {
+  asm volatile("bar.sync %0, 128;" ::"r"(2 + group) : "memory");
+}
+
+// Turns of the two warpgroups of consumers: a turn is given by one and awaited by the other.
+__device__ __forceinline__ void await_turn(int32_t group) {
+  asm volatile("bar.sync %0, %1;" ::"r"(4 + group), "n"(kConsumerThreads) : "memory");
+}
+__device__ __forceinline__ void give_turn(int32_t group) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(4 + group), "n"(kConsumerThreads) : "memory");
+}
 
 // Four 8 x 8 matrices of 16-bit elements, transposed on the way: lane l gives the address of 16 bytes that receive
 // column l % 8 of matrix l / 8.
