@@ -1,12 +1,12 @@
 // Many rows times a matrix, on the tensor cores of Hopper: weights on the M side (see device_gemm_tiles.h), one
 // persistent block of three warpgroups an SM. One warpgroup keeps a ring of stages full, two multiply.
 //
-// Why 256 x 192: a stage of 256 + w rows of 128 bytes feeds 256 w 128 multiply-adds, 8 w cycles of the FP8 tensor cores.
-// Each m64n{w}k32 reads 2 KiB + 32 w bytes of shared memory and the stage is written once: 512 + 5 w cycles of 128 bytes.
-// The two meet at w = 171; narrower tiles are bound by shared memory (measured: time grows with w + 103). From L2 a stage
-// takes 32 KiB + 128 w bytes: 39 bytes a cycle and SM at w = 176, of the 25 to 38 it gives; a pair of blocks that share
-// their rows of x brings it to 31. Registers: 128 x 56 + 256 x 224 = 64,512 = 384 x 168, what the block is launched
-// with.
+// Why 256 x 192: a stage of 256 + w rows of 128 bytes feeds 256 w 128 multiply-adds, 8 w cycles of the FP8 tensor
+// cores. Each m64n{w}k32 reads 2 KiB + 32 w bytes of shared memory and the stage is written once: 512 + 5 w cycles of
+// 128 bytes. The two meet at w = 171; narrower tiles are bound by shared memory (measured: time grows with w + 103).
+// From L2 a stage takes 32 KiB + 128 w bytes: 39 bytes a cycle and SM at w = 176, of the 25 to 38 it gives; a pair of
+// blocks that share their rows of x brings it to 31. Registers: 128 x 56 + 256 x 224 = 64,512 = 384 x 168, what the
+// block is launched with.
 #pragma once
 
 #include "ops/gemm/device_gemm_produce.cuh"
