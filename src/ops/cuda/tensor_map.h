@@ -12,4 +12,10 @@ namespace vayu::ops {
 // column, row.
 CUtensorMap byte_rows_map(const void* data, int64_t num_rows, int64_t row_bytes, int32_t box_rows);
 
+// Rows of `cols` BF16 for each of `num_heads` heads, row r of head h at r * row_stride + h * head_stride elements
+// (multiples of 8); a box is `box_rows` rows of 64 elements of one head in the 128-byte swizzle. Reads outside give
+// zeros, writes outside are dropped. Coordinates: column, row, head.
+CUtensorMap head_rows_map(const void* data, int64_t cols, int64_t num_rows, int64_t row_stride, int64_t num_heads,
+                          int64_t head_stride, int32_t box_rows);
+
 }  // namespace vayu::ops
