@@ -1,5 +1,7 @@
 #include "engine/engine.h"
 
+#include "telemetry/nvtx_range.h"
+
 namespace vayu {
 namespace {
 
@@ -149,7 +151,11 @@ void Engine::take_inbox() {
 
 bool Engine::start_step() {
   Batch& batch = batches_[turn_];
-  if (!scheduler_.plan(batch)) return false;
+  {
+    const NvtxRange range("plan");
+    if (!scheduler_.plan(batch)) return false;
+  }
+  const NvtxRange range("launch");
   executor_->launch(batch);
   turn_ ^= 1;
   ++steps_under_way_;
@@ -159,8 +165,12 @@ bool Engine::start_step() {
 void Engine::end_step() {
   --steps_under_way_;
   output_.failure.reset();
-  executor_->wait(output_);
+  {
+    const NvtxRange range("wait");
+    executor_->wait(output_);
+  }
   if (output_.failure) return fail(*output_.failure);
+  const NvtxRange range("commit");
   scheduler_.commit(output_);
 }
 
