@@ -13,9 +13,9 @@
 //
 // The two projections of a group are ordered by the counters alone, so there is no drain between them.
 //
-// With few groups there are fewer gate-up tiles than SMs (48 at one row of six experts, 1 MB each): a tile's depth is
-// then cut in 2, 4 or 8 parts, whose sums meet in global memory; the last block to arrive adds them in the order of the
-// depth.
+// Tried and dropped: the depth of gate-up tiles cut in 2 to 8 parts where there are fewer tiles than SMs, sums through
+// global memory. 50 us in place of 44 at one row of six experts: the fence and the counter of a part cost a block more
+// than the 128 KB it saves.
 #include "ops/cuda/launch.cuh"
 #include "ops/cuda/require.h"
 #include "ops/cuda/stream_ring.cuh"
@@ -34,7 +34,6 @@ constexpr int kRowStageBytes = kMaxRows * 128;
 constexpr int kTileSlots = 4;
 constexpr int kThreads = 384;  // warps 10 and 11 only fill the warpgroup, so that registers can move to the consumers
 constexpr int kMaxGroups = kStreamExpertsMaxGroups;
-constexpr int kMaxParts = kStreamExpertsMaxParts;
 
 struct Group {
   int16_t expert;  // num_experts: the shared one
@@ -46,7 +45,6 @@ struct Tile {
   int32_t group;  // -1: no more
   int32_t block;
   int32_t down;
-  int32_t part;  // of the depth of a gate-up tile
 };
 
 struct Shared {
@@ -59,8 +57,6 @@ struct Shared {
   Tile tiles[kTileSlots];
   uint64_t full[kStages], empty[kStages], tile_full[kTileSlots], tile_empty[kTileSlots];
   int32_t num_groups;
-  int32_t splits;     // parts of the depth of a gate-up tile
-  int32_t last_part;  // this block's part was the last of its tile to arrive
 };
 
 struct Params {
@@ -75,8 +71,6 @@ struct Params {
   int32_t* next_tile;    // workspace[0]
   int32_t* blocks_done;  // workspace[1]
   int32_t* done;         // workspace[64 ..]: finished gate-up tiles of each group
-  int32_t* arrivals;     // (kMaxParts) parts of each gate-up tile that have arrived
-  float* partials;       // (kMaxParts, 2 * kMaxRows / 2, 256)
   int32_t num_tokens, num_pairs, num_experts, hidden, ffn, has_shared;
 };
 
@@ -87,7 +81,6 @@ __device__ int32_t load_acquire(const int32_t* p) {
 }
 
 // The groups in order: the shared expert's (it has the most rows), then each expert that has rows. By the whole block.
-template <int kElementBytes>
 __device__ void list_groups(const Params& p, Shared& s) {
   const int shared_groups = p.has_shared ? (p.num_tokens + kMaxRows - 1) / kMaxRows : 0;
   for (int g = threadIdx.x; g < shared_groups; g += kThreads) {
@@ -119,39 +112,22 @@ __device__ void list_groups(const Params& p, Shared& s) {
     }
     count += __shfl_sync(0xffffffffu, before, 31);
   }
-  if (threadIdx.x != 0) return;
-  s.num_groups = min(count, kMaxGroups);
-  const int tiles = s.num_groups * (p.ffn / 128), stages = (p.hidden * kElementBytes + 127) / 128;
-  int splits = 1;
-  while (splits < 8 && tiles * splits * 2 <= kMaxParts && stages % (splits * 2) == 0) splits *= 2;
-  s.splits = splits;
-}
-
-struct Depth {  // bytes
-  int begin, end;
-};
-
-template <int kElementBytes>
-__device__ __forceinline__ Depth depth_of(const Params& p, const Shared& s, const Tile& tile) {
-  if (tile.down) return {0, p.ffn * kElementBytes};
-  const int share = (p.hidden * kElementBytes + 127) / 128 / s.splits * 128;
-  return {tile.part * share, s.splits == 1 ? p.hidden * kElementBytes : (tile.part + 1) * share};
+  if (threadIdx.x == 0) s.num_groups = min(count, kMaxGroups);
 }
 
 template <int kElementBytes>
 __device__ void stream_weights(const Params& p, Shared& s, const CUtensorMap* gate_up, const CUtensorMap* down,
                                const CUtensorMap* shared_gate_up, const CUtensorMap* shared_down) {
   const int up_blocks = p.ffn / 128, down_blocks = (p.hidden + kTileRows - 1) / kTileRows;
-  const int splits = s.splits;
-  const int up_tiles = s.num_groups * up_blocks * splits, all_tiles = up_tiles + s.num_groups * down_blocks;
+  const int up_tiles = s.num_groups * up_blocks, all_tiles = up_tiles + s.num_groups * down_blocks;
   Ring ring, slot;
   for (;;) {
     const int index = atomicAdd(p.next_tile, 1);
-    Tile tile{-1, 0, 0, 0};
+    Tile tile{-1, 0, 0};
     if (index < up_tiles) {
-      tile = {index / splits / up_blocks, index / splits % up_blocks, 0, index % splits};
+      tile = {index / up_blocks, index % up_blocks, 0};
     } else if (index < all_tiles) {
-      tile = {(index - up_tiles) / down_blocks, (index - up_tiles) % down_blocks, 1, 0};
+      tile = {(index - up_tiles) / down_blocks, (index - up_tiles) % down_blocks, 1};
     }
     barrier_wait(&s.tile_empty[slot.stage], slot.phase ^ 1);
     s.tiles[slot.stage] = tile;
@@ -164,8 +140,8 @@ __device__ void stream_weights(const Params& p, Shared& s, const CUtensorMap* ga
         tile.down ? (shared_expert ? shared_down : down) : (shared_expert ? shared_gate_up : gate_up);
     const int per_expert = tile.down ? p.hidden : 2 * p.ffn;
     const int row = (shared_expert ? 0 : expert) * per_expert + tile.block * kTileRows;
-    const Depth depth = depth_of<kElementBytes>(p, s, tile);
-    for (int column = depth.begin; column < depth.end; column += 128) {
+    const int depth = (tile.down ? p.ffn : p.hidden) * kElementBytes;
+    for (int column = 0; column < depth; column += 128) {
       barrier_wait(&s.empty[ring.stage], ring.phase ^ 1);
       barrier_arrive_expect(&s.full[ring.stage], kWeightStageBytes);
       copy_tile(map, &s.full[ring.stage], s.weights[ring.stage], column, row, kEvictFirst);
@@ -203,9 +179,8 @@ __device__ void gather_rows(const Params& p, Shared& s, int lane) {
       offset[i] = static_cast<uint32_t>(row * (depth / 16));
     }
     const int groups_of_h = p.ffn / 128;
-    const Depth share = depth_of<kElementBytes>(p, s, tile);
     int block = 0;
-    for (int64_t column = share.begin; column < share.end; column += 128, ++block) {
+    for (int64_t column = 0; column < depth; column += 128, ++block) {
       barrier_wait(&s.empty[ring.stage], ring.phase ^ 1);
       const uint32_t rows = shared_address(s.rows[ring.stage]);
 #pragma unroll
@@ -272,39 +247,6 @@ __device__ __forceinline__ void release_stage(Shared& s, Consumer& c) {
   c.ring.advance(kStages);
 }
 
-// This block's sums of a part; true for the block that has the whole tile's afterwards.
-template <int kWidth>
-__device__ bool gather_parts(const Params& p, Shared& s, const Consumer& c, const Tile& tile, float (&gate)[kWidth / 2],
-                             float (&up)[kWidth / 2]) {
-  constexpr int kFloats = kMaxRows * 256;
-  const int place = tile.group * (p.ffn / 128) + tile.block;
-  float* first = p.partials + int64_t{place} * s.splits * kFloats + c.thread;
-  float* mine = first + int64_t{tile.part} * kFloats;
-#pragma unroll
-  for (int i = 0; i < kWidth / 2; ++i) {
-    __stcg(&mine[2 * i * 256], gate[i]);
-    __stcg(&mine[(2 * i + 1) * 256], up[i]);
-  }
-  __threadfence();
-  consumer_barrier();
-  if (c.thread == 0) s.last_part = atomicAdd(&p.arrivals[place], 1) == s.splits - 1;
-  consumer_barrier();
-  if (!s.last_part) return false;
-  __threadfence();
-  if (c.thread == 0) p.arrivals[place] = 0;
-#pragma unroll
-  for (int i = 0; i < kWidth / 2; ++i) gate[i] = up[i] = 0;
-  for (int part = 0; part < s.splits; ++part) {
-    const float* theirs = first + int64_t{part} * kFloats;
-#pragma unroll
-    for (int i = 0; i < kWidth / 2; ++i) {
-      gate[i] += __ldcg(&theirs[2 * i * 256]);
-      up[i] += __ldcg(&theirs[(2 * i + 1) * 256]);
-    }
-  }
-  return true;
-}
-
 template <int kElementBytes, int kWidth>
 __device__ void gate_up_tile(const Params& p, Shared& s, Consumer& c, const Tile& tile, const Group& group) {
   const bool shared_expert = group.expert == p.num_experts;
@@ -324,14 +266,13 @@ __device__ void gate_up_tile(const Params& p, Shared& s, Consumer& c, const Tile
     }
   }
   float gate[kWidth / 2], up[kWidth / 2];
-  const Depth depth = depth_of<kElementBytes>(p, s, tile);
-  for (int column = depth.begin; column < depth.end; column += 128) {
+  const int blocks = (p.hidden * kElementBytes + 127) / 128;
+  for (int block = 0; block < blocks; ++block) {
     wait_stage(s, c.ring);
-    multiply_stage<kElementBytes, kWidth>(s, c.ring.stage, c.warpgroup, gate, up, column == depth.begin);
+    multiply_stage<kElementBytes, kWidth>(s, c.ring.stage, c.warpgroup, gate, up, block == 0);
     release_stage(s, c);
   }
   consumer_barrier();  // token_scales
-  if (s.splits > 1 && !gather_parts<kWidth>(p, s, c, tile, gate, up)) return;
 #pragma unroll
   for (int j = 0; j < kWidth / 8; ++j) {
 #pragma unroll
@@ -498,7 +439,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     barrier_init_fence();
   }
   wait_for_inputs();
-  list_groups<kElementBytes>(p, s);
+  list_groups(p, s);
   __syncthreads();
   let_next_start();
   if (warp < 8) {
@@ -561,8 +502,6 @@ void stream_experts_cuda(CudaStream stream, const StreamExpertsArgs& a) {
                  .next_tile = workspace,
                  .blocks_done = workspace + 1,
                  .done = workspace + 64,
-                 .arrivals = workspace + 64 + kMaxGroups,
-                 .partials = reinterpret_cast<float*>(workspace + 64 + kMaxGroups + kMaxParts),
                  .num_tokens = a.num_tokens,
                  .num_pairs = a.num_tokens * a.top_k,
                  .num_experts = a.num_experts,

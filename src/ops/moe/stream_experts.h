@@ -30,11 +30,7 @@ struct StreamExpertsArgs {
 
 constexpr int32_t kStreamExpertsPassRows = 32;    // rows of an expert under one pass of its weights
 constexpr int32_t kStreamExpertsMaxGroups = 512;  // passes
-constexpr int32_t kStreamExpertsMaxParts = 1024;  // of gate-up tiles whose depth is cut
-inline int64_t stream_experts_workspace_bytes() {
-  return (64 + kStreamExpertsMaxGroups + kStreamExpertsMaxParts) * int64_t{sizeof(int32_t)} +
-         int64_t{kStreamExpertsMaxParts} * kStreamExpertsPassRows * 256 * int64_t{sizeof(float)};
-}
+inline int64_t stream_experts_workspace_bytes() { return (kStreamExpertsMaxGroups + 64) * int64_t{sizeof(int32_t)}; }
 // Whether the shapes are ones the kernel takes; the weights' rows are scaled by row, or not at all.
 bool stream_experts_fits(const StreamExpertsArgs& args);
 
