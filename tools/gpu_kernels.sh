@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # The kernel table and the times of whole steps, on a machine with a Hopper GPU, from the root of the tree after
 # tools/gpu_pack.sh:
-#   tools/gpu_kernels.sh kernels   PyTorch baseline, then `vayu bench kernels` beside it (BASELINE=FILE: one made before)
+#   tools/gpu_kernels.sh kernels   PyTorch baseline, then `vayu bench kernels` beside it (BASELINE=FILE: one made before;
+#                                  COMPILE=none, prefill or all: for which shapes torch.compile is tried, a minute each)
 #   tools/gpu_kernels.sh steps     `vayu bench steps`: decode at 1, 32 and 64 rows, one prompt of 3,584 tokens
 #   tools/gpu_kernels.sh profile   `vayu profile`: kernels of such steps through CUPTI
 #   tools/gpu_kernels.sh           all of it
@@ -22,7 +23,7 @@ flags_of() { [ "$1" = fp8 ] && echo --quantization fp8 --kv-cache-dtype fp8 || e
 kernels() {
   local baseline=${BASELINE:-$OUT/layer_baseline.json}
   [ -n "${BASELINE:-}" ] || (unset LD_LIBRARY_PATH && python3 tools/bench_layer_baseline.py --tokens 3584 \
-    --decode 1,32,64 --json "$baseline" 2>"$OUT/layer_baseline.log") || { failed=1; tail -20 "$OUT/layer_baseline.log"; }
+    --decode 1,32,64 --compile "${COMPILE:-prefill}" --json "$baseline" 2>"$OUT/layer_baseline.log") || { failed=1; tail -20 "$OUT/layer_baseline.log"; }
   local with=()
   [ -f "$baseline" ] && with=(--baseline "$baseline")
   for dtype in $DTYPES; do

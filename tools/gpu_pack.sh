@@ -10,6 +10,7 @@ binaries=(build/src/ops/ops_cuda_test build/src/model/model_cuda_test build/apps
 for binary in "${binaries[@]}"; do strip -o "build-gpu/bin/$(basename "$binary")" "$binary"; done
 ldd "${binaries[@]}" | awk '/=>/ {print $3}' | sort -u | grep -vE '/(libc|libm|libdl|librt|libpthread|libstdc\+\+|libgcc_s)\.so' |
   xargs -I{} cp -L {} build-gpu/lib/
+cp -L /usr/local/cuda/lib64/libcupti.so.13 build-gpu/lib/ 2>/dev/null || true  # opened by name: vayu profile
 tar -C build-gpu -cf - bin lib | xz -T0 -2 >build-gpu/pack.tar.xz
 rm -rf build-gpu/bin build-gpu/lib
 ls -l build-gpu/pack.tar.xz
