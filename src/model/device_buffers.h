@@ -18,6 +18,8 @@ struct DeviceActivations {
   ops::Bf16* router_input = nullptr;    // (T, hidden)
   ops::ActRows x;                       // (T, hidden) input of the next linear
   ops::Bf16* qkv = nullptr;             // (T, qkv_width)
+  ops::Bf16* q_latent = nullptr;        // MLA: (T, heads, latent_dim + rope_dim) queries in the space of the cache
+  ops::Bf16* latent_out = nullptr;      // MLA: (T, heads, latent_dim)
   ops::Bf16* attention_bf16 = nullptr;  // (T, attention_width)
   ops::ActRows attention;               // (T, attention_width)
   ops::Bf16* gate_up = nullptr;         // (kStreamRows, 2 * dense or shared ffn)
@@ -93,8 +95,8 @@ class DeviceBuffers {
  private:
   // Places in the inputs, in words.
   struct Places {
-    int64_t token_ids, prev_index, positions, slots, logit_rows, qo_indptr, kv_indptr, kv_lens, decode_rows, num_valid, tiles,
-        page_table, end;
+    int64_t token_ids, prev_index, positions, slots, logit_rows, qo_indptr, kv_indptr, kv_lens, decode_rows, num_valid,
+        tiles, page_table, end;
   };
   static Places places(const ModelConfig& config, const DeviceModelOptions& options);
   friend DeviceBufferPlan plan_device_buffers(const ModelConfig& config, const DeviceModelOptions& options);

@@ -5,6 +5,7 @@
 
 #include "base/check.h"
 #include "ops/attention/device_decode.h"
+#include "ops/attention/device_mla.h"
 #include "ops/gemm/cuda_matrix.h"
 #include "ops/gemm/stream_linear.h"
 #include "ops/moe/device_route.h"
@@ -66,6 +67,35 @@ int32_t wide_capacity(const ModelConfig& config, const DeviceModelOptions& optio
   return ops::device_prefill_wide_pages(options.max_rows, options.max_context);
 }
 
+// Where there is no kernel for prompts, every token of one is a row of the decode kernel: slow, and for tiny models
+// alone. Latent attention takes rows as they are.
+bool expands_prompts(const ModelConfig& config) { return !config.has_mla() && !has_prefill_kernel(config); }
+
+int64_t max_batch_rows(const ModelConfig& config, const DeviceModelOptions& options) {
+  return expands_prompts(config) ? options.max_step_tokens : options.max_rows;
+}
+
+int64_t max_tiles(const ModelConfig& config, const DeviceModelOptions& options) {
+  if (!has_prefill_kernel(config)) return 0;
+  return ops::max_device_prefill_tiles(options.max_step_tokens, options.max_rows,
+                                       config.num_q_heads / config.num_kv_heads, config.head_dim);
+}
+
+void carve_attention(Carver& carver, const ModelConfig& config, const DeviceModelOptions& options,
+                     DeviceActivations& act) {
+  const ops::DeviceKvLayer kv = device_kv_shape(config, options.kv_format);
+  if (config.has_mla()) {
+    const int64_t heads = int64_t{options.max_step_tokens} * config.num_q_heads;
+    act.q_latent = carver.array<ops::Bf16>(heads, config.head_dim);
+    act.latent_out = carver.array<ops::Bf16>(heads, config.mla.latent_dim);
+    act.attention_scratch = carver.take(ops::mla_attention_scratch_bytes(config.num_q_heads, kv));
+    return;
+  }
+  const auto rows = static_cast<int32_t>(std::min<int64_t>(max_batch_rows(config, options), ops::kDecodeMaxRows));
+  act.attention_scratch = carver.take(ops::decode_attention_scratch_bytes(kv, rows));
+  act.wide_pages = carver.array<ops::Bf16>(wide_capacity(config, options), kv.page_elements());
+}
+
 DeviceActivations carve(Carver& carver, const ModelConfig& config, const DeviceModelOptions& options) {
   const int64_t tokens = options.max_step_tokens;
   const bool f8 = options.f8_weights;
@@ -83,11 +113,7 @@ DeviceActivations carve(Carver& carver, const ModelConfig& config, const DeviceM
     act.mlp = carver.rows(tokens, ffn, f8, ops::kScaleGroup);
   }
   if (config.has_moe()) carve_moe(carver, config, options, act);
-  const int64_t decode_rows = has_prefill_kernel(config) ? options.max_rows : tokens;
-  act.attention_scratch = carver.take(ops::decode_attention_scratch_bytes(device_kv_shape(config, options.kv_format),
-                                                                          static_cast<int32_t>(decode_rows)));
-  const int64_t page_elements = device_kv_shape(config, options.kv_format).page_elements();
-  act.wide_pages = carver.array<ops::Bf16>(wide_capacity(config, options), page_elements);
+  carve_attention(carver, config, options, act);
   // A tied head is BF16.
   act.head_input = carver.rows(options.max_logits, config.hidden, f8 && !config.tied_head, 0);
   act.logits = carver.array<float>(options.max_logits, config.vocab_size);
@@ -108,15 +134,14 @@ int64_t device_kv_bytes_per_page(const ModelConfig& config, ops::DeviceKvFormat 
   return config.num_layers * device_kv_shape(config, format).page_bytes();
 }
 
-// Where there is none, every token of a prompt is a row of the decode kernel: slow, and for tiny models alone.
-bool has_prefill_kernel(const ModelConfig& config) { return config.head_dim == 64 || config.head_dim == 128; }
+bool has_prefill_kernel(const ModelConfig& config) {
+  return !config.has_mla() && (config.head_dim == 64 || config.head_dim == 128);
+}
 
 DeviceBuffers::Places DeviceBuffers::places(const ModelConfig& config, const DeviceModelOptions& options) {
   const int64_t tokens = options.max_step_tokens;
-  const int64_t rows = has_prefill_kernel(config) ? options.max_rows : tokens;
-  const int64_t tiles =
-      ops::max_device_prefill_tiles(tokens, options.max_rows, config.num_q_heads / config.num_kv_heads,
-                                    has_prefill_kernel(config) ? config.head_dim : 64);
+  const int64_t rows = max_batch_rows(config, options);
+  const int64_t tiles = max_tiles(config, options);
   const int64_t row_pages = (options.max_context + kDevicePageSize - 1) / kDevicePageSize + 1;
   int64_t at = 0;
   const auto take = [&](int64_t words) {
@@ -161,12 +186,10 @@ Result<DeviceBuffers> DeviceBuffers::create(const DeviceBufferPlan& plan, const 
   buffers.act = carve(carver, config, options);
   buffers.places_ = places(config, options);
   buffers.input_words_ = plan.input_words;
-  buffers.max_tiles_ =
-      ops::max_device_prefill_tiles(options.max_step_tokens, options.max_rows, config.num_q_heads / config.num_kv_heads,
-                                    has_prefill_kernel(config) ? config.head_dim : 64);
+  buffers.max_tiles_ = max_tiles(config, options);
   buffers.wide_capacity_ = wide_capacity(config, options);
   buffers.passes_.resize(options.max_rows);
-  buffers.row_capacity_ = has_prefill_kernel(config) ? options.max_rows : options.max_step_tokens;
+  buffers.row_capacity_ = max_batch_rows(config, options);
   return buffers;
 }
 
@@ -277,10 +300,9 @@ StepShape DeviceBuffers::fill(const Batch& batch, const ModelConfig& config, con
   VAYU_CHECK(p.page_table + page_words <= p.end, "{} pages in one batch", batch.page_table.size());
   std::copy(batch.page_table.begin(), batch.page_table.end(), words + p.page_table);
   words[p.num_valid] = batch.num_tokens();
-  const bool expand = !shape.decode_only && !has_prefill_kernel(config);
-  fill_rows(batch, expand, shape);
+  fill_rows(batch, !shape.decode_only && expands_prompts(config), shape);
   used_words_ = p.page_table + static_cast<int64_t>(batch.page_table.size());
-  if (!shape.decode_only && !expand) fill_tiles(batch, config, shape);
+  if (!shape.decode_only && has_prefill_kernel(config)) fill_tiles(batch, config, shape);
   if (graph_rows > 0) pad(graph_rows, batch, shape);
   return shape;
 }

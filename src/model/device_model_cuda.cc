@@ -9,6 +9,7 @@
 #include "model/device_model.h"
 #include "model/device_step.h"
 #include "model/device_weights.h"
+#include "ops/gemm/device_head_linear.h"
 
 namespace vayu::model {
 namespace {
@@ -19,18 +20,37 @@ constexpr double kGiB = 1 << 30;
 constexpr int32_t kGraphRows[] = {1, 2, 4, 8, 12, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128};
 constexpr int32_t kGraphContexts[] = {8192, 32768, 1 << 30};
 
-Status check_supported(const ModelConfig& config, const DeviceModelOptions& options) {
-  if (config.has_mla()) {
-    return make_error(ErrorKind::kUnsupported, "{}: multi-head latent attention runs on the CPU only (--device cpu)",
-                      config.architecture);
-  }
+Status check_attention(const ModelConfig& config) {
   const int32_t group = config.num_q_heads / config.num_kv_heads;
   const bool head = config.head_dim == 32 || config.head_dim == 64 || config.head_dim == 128;
-  if (!head || group > 16 || config.q_width() > 8192) {
+  if (head && group <= 16 && config.q_width() <= 8192) return {};
+  return make_error(ErrorKind::kUnsupported,
+                    "{} query heads of {} over {} key heads: the CUDA backend has no attention for that",
+                    config.num_q_heads, config.head_dim, config.num_kv_heads);
+}
+
+// The limits of device_mla.h, device_rope_mla.h and device_head_linear.h; cache rows of 576 and 64 heads are those of
+// the published models.
+Status check_latent_attention(const ModelConfig& config) {
+  const MlaConfig& mla = config.mla;
+  if (mla.form == MlaForm::kExpanded) {
     return make_error(ErrorKind::kUnsupported,
-                      "{} query heads of {} over {} key heads: the CUDA backend has no attention for that",
-                      config.num_q_heads, config.head_dim, config.num_kv_heads);
+                      "the CUDA backend has latent attention in its absorbed form alone (--mla-attention absorbed)");
   }
+  const bool wide = mla.latent_dim > ops::kHeadLinearMaxDim || config.head_dim > 576 ||
+                    mla.nope_dim > ops::kHeadLinearMaxDim || mla.v_dim > ops::kHeadLinearMaxDim || mla.rope_dim > 256 ||
+                    config.num_q_heads > 64;
+  const bool ragged = (mla.latent_dim | mla.nope_dim | mla.v_dim | mla.rope_dim) % 16 != 0;
+  if (!wide && !ragged) return {};
+  return make_error(ErrorKind::kUnsupported,
+                    "latent attention with {} heads, kv_lora_rank {}, qk_nope_head_dim {}, qk_rope_head_dim {}, "
+                    "v_head_dim {}: the CUDA backend takes multiples of 16, up to 64 heads, 512, 512, 256 and 512, "
+                    "kv_lora_rank and qk_rope_head_dim together up to 576",
+                    config.num_q_heads, mla.latent_dim, mla.nope_dim, mla.rope_dim, mla.v_dim);
+}
+
+Status check_supported(const ModelConfig& config, const DeviceModelOptions& options) {
+  VAYU_RETURN_IF_ERROR((config.has_mla() ? check_latent_attention : check_attention)(config));
   const int32_t unit = config.has_moe() ? 64 : 16;
   if (config.hidden % unit != 0) {
     return make_error(ErrorKind::kUnsupported, "hidden size {} is not a multiple of {}: the CUDA backend needs that",
@@ -44,10 +64,13 @@ Status check_supported(const ModelConfig& config, const DeviceModelOptions& opti
 }
 
 // What the weights will take, from the checkpoint's shapes: known before anything is allocated.
-int64_t weight_estimate(const loader::Checkpoint& checkpoint, bool f8, int64_t embedding_elements) {
+int64_t weight_estimate(const loader::Checkpoint& checkpoint, const ModelConfig& config, bool f8) {
   int64_t elements = 0;
   for (const loader::CheckpointTensor& tensor : checkpoint.tensors()) elements += tensor.rows() * tensor.cols();
-  return f8 ? elements + embedding_elements : 2 * elements;
+  const int64_t latent = int64_t{config.num_layers} * config.num_q_heads * config.mla.latent_dim *
+                         (config.mla.nope_dim + config.mla.v_dim);
+  const int64_t kept = config.vocab_size * int64_t{config.hidden} + latent;  // in BF16
+  return f8 ? elements + kept : 2 * elements;
 }
 
 struct Graph {
@@ -70,8 +93,7 @@ class DeviceModelImpl final : public DeviceModel {
     VAYU_RETURN_IF_ERROR(check_supported(config(), options_));
     memory_.total = device.total_bytes;
     const DeviceBufferPlan plan = plan_device_buffers(config(), options_);
-    const int64_t weights =
-        weight_estimate(checkpoint, options_.f8_weights, config().vocab_size * int64_t{config().hidden});
+    const int64_t weights = weight_estimate(checkpoint, config(), options_.f8_weights);
     const auto budget = static_cast<int64_t>(static_cast<double>(device.total_bytes) * options_.memory_fraction);
     const int64_t usable = std::min(budget, device.free_bytes);
     const int64_t page_bytes = device_kv_bytes_per_page(config(), options_.kv_format);

@@ -43,6 +43,17 @@ Json config_named(const std::string& name) {
   return Json::parse(testing::read_whole(golden_path("configs/" + name + ".json")));
 }
 
+// Latent attention with no experts behind it, whose choice may change where two scores nearly tie.
+Json dense_mla(const std::string& name) {
+  Json config = config_named(name);
+  config["first_k_dense_replace"] = config.at("num_hidden_layers");
+  return config;
+}
+
+Json dense_config(const std::string& name) {
+  return name.starts_with("sarvam_mla") ? dense_mla(name) : config_named(name);
+}
+
 class Runner {
  public:
   Runner(const Json& config, const Variant& setup) {
@@ -159,10 +170,19 @@ constexpr double kBf16Mean = 0.03, kBf16Percentile90 = 0.08;
 // Of FP8 against BF16: 3 bits of mantissa on both sides of every product.
 constexpr double kF8Mean = 0.15, kF8Percentile90 = 0.35;
 
-constexpr const char* kVariants[] = {
-    "sarvam_moe_base", "sarvam_moe_grouped", "sarvam_moe_hidden384",  "sarvam_moe_experts128",
-    "qwen3",           "qwen3_moe",          "qwen3_moe_dense_layer", "llama_llama3",
-    "llama_yarn"};
+constexpr const char* kVariants[] = {"sarvam_moe_base",
+                                     "sarvam_moe_grouped",
+                                     "sarvam_moe_hidden384",
+                                     "sarvam_moe_experts128",
+                                     "qwen3",
+                                     "qwen3_moe",
+                                     "qwen3_moe_dense_layer",
+                                     "llama_llama3",
+                                     "llama_yarn",
+                                     "sarvam_mla_flat",
+                                     "sarvam_mla_grouped",
+                                     "sarvam_mla_kernel_shape",
+                                     "sarvam_mla_mscale"};
 
 TEST(DeviceModelCuda, IsTheOracleInBf16) {
   VAYU_NEEDS_DEVICE();
@@ -192,9 +212,9 @@ TEST(DeviceModelCuda, IsTheOracleInBf16) {
 TEST(DeviceModelCuda, DenseModelsAreTheCpusHoweverTheyAreCut) {
   VAYU_NEEDS_DEVICE();
   TestRandom random;
-  for (const char* variant : {"qwen3", "llama_llama3"}) {
+  for (const char* variant : {"qwen3", "llama_llama3", "sarvam_mla_flat", "sarvam_mla_kernel_shape"}) {
     SCOPED_TRACE(variant);
-    const Json config = config_named(variant);
+    const Json config = dense_config(variant);
     const auto tokens = random_tokens(random, 300, config.at("vocab_size"));
     const Logits want = run_cpu(config, tokens);
     for (const Variant& setup :
@@ -215,7 +235,7 @@ TEST(DeviceModelCuda, DenseModelsAreTheCpusHoweverTheyAreCut) {
 TEST(DeviceModelCuda, ExpertsAgreeWithTheCpus) {
   VAYU_NEEDS_DEVICE();
   TestRandom random;
-  for (const char* variant : {"sarvam_moe_base", "sarvam_moe_experts128"}) {
+  for (const char* variant : {"sarvam_moe_base", "sarvam_moe_experts128", "sarvam_mla_flat"}) {
     SCOPED_TRACE(variant);
     const Json config = config_named(variant);
     const auto tokens = random_tokens(random, 300, config.at("vocab_size"));
@@ -236,10 +256,7 @@ TEST(DeviceModelCuda, ExpertsAgreeWithTheCpus) {
 }
 
 // Decodes, chunks and whole prompts in one batch give what each gives alone.
-TEST(DeviceModelCuda, MixedBatchesKeepRowsApart) {
-  VAYU_NEEDS_DEVICE();
-  TestRandom random;
-  const Json config = config_named("qwen3");
+void expect_rows_apart(TestRandom& random, const Json& config) {
   Runner runner(config, {.graphs = true});
   const int32_t vocab = config.at("vocab_size");
   std::vector<TestSequence> sequences;
@@ -278,6 +295,15 @@ TEST(DeviceModelCuda, MixedBatchesKeepRowsApart) {
   }
 }
 
+TEST(DeviceModelCuda, MixedBatchesKeepRowsApart) {
+  VAYU_NEEDS_DEVICE();
+  TestRandom random;
+  for (const char* variant : {"qwen3", "sarvam_mla_flat"}) {
+    SCOPED_TRACE(variant);
+    expect_rows_apart(random, dense_config(variant));
+  }
+}
+
 TEST(DeviceModelCuda, RefusesWhatDoesNotFit) {
   VAYU_NEEDS_DEVICE();
   Recipe recipe = recipe_from(config_named("qwen3"));
@@ -289,11 +315,22 @@ TEST(DeviceModelCuda, RefusesWhatDoesNotFit) {
   EXPECT_EQ(model.error().kind, ErrorKind::kResourceExhausted);
   EXPECT_NE(model.error().message.find("GiB free"), std::string::npos) << model.error().message;
 
-  Recipe latent = recipe_from(config_named("sarvam_mla_flat"));
-  const auto latent_weights = dummy_checkpoint(latent, 1, "dummy");
-  const auto refused = DeviceModel::load(std::move(latent), *latent_weights, {});
+  Recipe expanded = recipe_from(config_named("sarvam_mla_flat"));
+  expanded.config.mla.form = MlaForm::kExpanded;
+  const auto expanded_weights = dummy_checkpoint(expanded, 1, "dummy");
+  const auto refused = DeviceModel::load(std::move(expanded), *expanded_weights, {});
   ASSERT_FALSE(refused.ok());
   EXPECT_EQ(refused.error().kind, ErrorKind::kUnsupported);
+  EXPECT_NE(refused.error().message.find("absorbed"), std::string::npos) << refused.error().message;
+
+  Json ragged = config_named("sarvam_mla_flat");
+  ragged["v_head_dim"] = 72;
+  Recipe odd = recipe_from(ragged);
+  const auto odd_weights = dummy_checkpoint(odd, 1, "dummy");
+  const auto no_kernel = DeviceModel::load(std::move(odd), *odd_weights, {});
+  ASSERT_FALSE(no_kernel.ok());
+  EXPECT_EQ(no_kernel.error().kind, ErrorKind::kUnsupported);
+  EXPECT_NE(no_kernel.error().message.find("v_head_dim 72"), std::string::npos) << no_kernel.error().message;
 }
 
 }  // namespace

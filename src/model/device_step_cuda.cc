@@ -1,11 +1,15 @@
 #include "model/device_step.h"
 
+#include <algorithm>
+
 #include "base/check.h"
 #include "ops/activation/device_silu_mul.h"
 #include "ops/attention/device_decode.h"
+#include "ops/attention/device_mla.h"
 #include "ops/attention/device_prefill.h"
 #include "ops/gemm/device_gather.h"
 #include "ops/gemm/device_gemm.h"
+#include "ops/gemm/device_head_linear.h"
 #include "ops/gemm/stream_linear.h"
 #include "ops/moe/device_combine.h"
 #include "ops/moe/device_route.h"
@@ -13,6 +17,7 @@
 #include "ops/norm/add_norm.h"
 #include "ops/norm/quantize_rows.h"
 #include "ops/rope/device_rope.h"
+#include "ops/rope/device_rope_mla.h"
 #include "telemetry/nvtx_range.h"
 
 namespace vayu::model {
@@ -22,6 +27,8 @@ using ops::ActRows;
 using ops::Bf16;
 using ops::CudaStream;
 using ops::DeviceMatrix;
+
+constexpr float kLatentNormEps = 1e-6f;  // fixed in the model's own code, whatever the configuration says
 
 class StepLauncher {
  public:
@@ -115,11 +122,23 @@ class StepLauncher {
     }
     ops::DeviceKvLayer kv = device_kv_shape(config_, c_.options.kv_format);
     kv.pages = c_.kv + index * int64_t{c_.options.num_pages} * kv.page_bytes();
-    rotate(layer, index, kv);
-    attend(index, kv);
+    if (config_.has_mla()) {
+      rotate_latent(layer, index, kv);
+      attend_latent(layer, index, kv);
+    } else {
+      rotate(layer, index, kv);
+      attend(index, kv);
+    }
     const StepScope watched = scope(StepOperator::kOutputProjection, index);
     quantize_attention();
     linear(layer.attention_output, act_.attention, act_.delta);
+  }
+
+  ops::DeviceRotation rotation() const {
+    return {.inv_freq = c_.weights.inv_freq,
+            .attention_factor = c_.weights.attention_factor,
+            .pairing = config_.rope.pairing,
+            .rotary_dim = config_.rope.rotary_dim};
   }
 
   void rotate(const DeviceLayer& layer, int32_t index, const ops::DeviceKvLayer& kv) {
@@ -127,10 +146,7 @@ class StepLauncher {
     ops::device_rope_kv_write_cuda(stream_, {.qkv = act_.qkv,
                                              .positions = batch_.positions,
                                              .slot_mapping = batch_.slot_mapping,
-                                             .rotation = {.inv_freq = c_.weights.inv_freq,
-                                                          .attention_factor = c_.weights.attention_factor,
-                                                          .pairing = config_.rope.pairing,
-                                                          .rotary_dim = config_.rope.rotary_dim},
+                                             .rotation = rotation(),
                                              .q_norm = layer.q_norm,
                                              .k_norm = layer.k_norm,
                                              .norm_eps = config_.norm_eps,
@@ -144,21 +160,23 @@ class StepLauncher {
     const StepScope watched = scope(StepOperator::kAttention, index);
     const bool mixed = shape_.num_tiles > 0;
     ActRows bf16;
-    bf16.data = act_.attention.is_f8() ? act_.attention_bf16 : static_cast<Bf16*>(act_.attention.data);
+    bf16.data = attention_rows();
     bf16.cols = config_.attention_width();
-    if (shape_.num_decode_rows > 0) {
-      ops::decode_attention_cuda(stream_, {.batch = batch_,
-                                           .decode_rows = c_.inputs.decode_rows,
-                                           .num_decode_rows = shape_.num_decode_rows,
-                                           .max_context = shape_.max_context,
-                                           .q = act_.qkv,
-                                           .q_stride = config_.qkv_width(),
-                                           .num_q_heads = config_.num_q_heads,
-                                           .scale = config_.attention_scale,
-                                           .kv = kv,
-                                           .keys_settled = has_prefill_kernel(config_),
-                                           .out = mixed ? bf16 : act_.attention,
-                                           .scratch = act_.attention_scratch});
+    // More rows than the kernel takes at once: prompts of models without a prompt kernel, a row a token.
+    for (int32_t first = 0; first < shape_.num_decode_rows; first += ops::kDecodeMaxRows) {
+      ops::decode_attention_cuda(stream_,
+                                 {.batch = batch_,
+                                  .decode_rows = c_.inputs.decode_rows + first,
+                                  .num_decode_rows = std::min(ops::kDecodeMaxRows, shape_.num_decode_rows - first),
+                                  .max_context = shape_.max_context,
+                                  .q = act_.qkv,
+                                  .q_stride = config_.qkv_width(),
+                                  .num_q_heads = config_.num_q_heads,
+                                  .scale = config_.attention_scale,
+                                  .kv = kv,
+                                  .keys_settled = has_prefill_kernel(config_),
+                                  .out = mixed ? bf16 : act_.attention,
+                                  .scratch = act_.attention_scratch});
     }
     if (!mixed) return;
     ops::device_prefill_cuda(stream_, {.q = act_.qkv,
@@ -177,8 +195,67 @@ class StepLauncher {
                                        .wide_pages = act_.wide_pages});
   }
 
+  // The rotated parts of the queries also go to their place in q_latent.
+  void rotate_latent(const DeviceLayer& layer, int32_t index, const ops::DeviceKvLayer& kv) {
+    const StepScope watched = scope(StepOperator::kQkNormRope, index);
+    ops::device_mla_rope_kv_write_cuda(stream_, {.q_kv = act_.qkv,
+                                                 .positions = batch_.positions,
+                                                 .slot_mapping = batch_.slot_mapping,
+                                                 .rotation = rotation(),
+                                                 .latent_norm = layer.latent_norm,
+                                                 .norm_eps = kLatentNormEps,
+                                                 .nope_dim = config_.mla.nope_dim,
+                                                 .num_heads = config_.num_q_heads,
+                                                 .num_tokens = shape_.num_tokens,
+                                                 .kv = kv,
+                                                 .q_latent = act_.q_latent});
+  }
+
+  // The absorbed form: queries into the space of the latents, attention there, and the result back to values.
+  void attend_latent(const DeviceLayer& layer, int32_t index, const ops::DeviceKvLayer& kv) {
+    const StepScope watched = scope(StepOperator::kAttention, index);
+    const MlaConfig& mla = config_.mla;
+    const int64_t heads = config_.num_q_heads;
+    ops::device_head_linear_cuda(stream_, {.weight = static_cast<const Bf16*>(layer.latent_to_k.data),
+                                           .x = act_.qkv,
+                                           .x_stride = config_.qkv_width(),
+                                           .x_head_stride = mla.nope_dim + mla.rope_dim,
+                                           .y = act_.q_latent,
+                                           .y_stride = heads * config_.head_dim,
+                                           .y_head_stride = config_.head_dim,
+                                           .num_heads = config_.num_q_heads,
+                                           .in = mla.nope_dim,
+                                           .out = mla.latent_dim,
+                                           .num_tokens = shape_.num_tokens});
+    ops::mla_attention_cuda(stream_, {.batch = batch_,
+                                      .max_context = shape_.max_context,
+                                      .num_heads = config_.num_q_heads,
+                                      .q = act_.q_latent,
+                                      .out = act_.latent_out,
+                                      .scale = config_.attention_scale,
+                                      .kv = kv,
+                                      .scratch = act_.attention_scratch});
+    ops::device_head_linear_cuda(stream_, {.weight = static_cast<const Bf16*>(layer.latent_to_v.data),
+                                           .x = act_.latent_out,
+                                           .x_stride = heads * mla.latent_dim,
+                                           .x_head_stride = mla.latent_dim,
+                                           .y = attention_rows(),
+                                           .y_stride = config_.attention_width(),
+                                           .y_head_stride = mla.v_dim,
+                                           .num_heads = config_.num_q_heads,
+                                           .in = mla.latent_dim,
+                                           .out = mla.v_dim,
+                                           .num_tokens = shape_.num_tokens});
+  }
+
+  // Where attention writes BF16.
+  Bf16* attention_rows() const {
+    return act_.attention.is_f8() ? act_.attention_bf16 : static_cast<Bf16*>(act_.attention.data);
+  }
+
+  // Rows of one token alone leave the decode kernel quantised.
   void quantize_attention() {
-    if (shape_.num_tiles == 0 || !act_.attention.is_f8()) return;
+    if (!act_.attention.is_f8() || (shape_.num_tiles == 0 && !config_.has_mla())) return;
     ops::quantize_rows_cuda(stream_, {.x = act_.attention_bf16,
                                       .x_stride = config_.attention_width(),
                                       .num_rows = shape_.num_tokens,

@@ -15,9 +15,12 @@ struct DeviceLayer {
   const float* mlp_norm = nullptr;        // (hidden)
   const float* q_norm = nullptr;          // (head_dim)
   const float* k_norm = nullptr;          // (head_dim)
+  const float* latent_norm = nullptr;     // MLA: (latent_dim)
   const float* router_bias = nullptr;     // (num_experts)
   const void* router = nullptr;           // ops::split_router_weight
   ops::DeviceMatrix qkv;                  // (qkv_width, hidden)
+  ops::DeviceMatrix latent_to_k;          // MLA, BF16: (heads * latent_dim, nope_dim), U_K transposed head by head
+  ops::DeviceMatrix latent_to_v;          // MLA, BF16: (heads * v_dim, latent_dim)
   ops::DeviceMatrix attention_output;     // (hidden, attention_width)
   ops::DeviceMatrix gate_up;              // dense MLP or shared expert, interleaved
   ops::DeviceMatrix down;

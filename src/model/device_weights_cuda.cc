@@ -28,15 +28,19 @@ class SmallData {
 constexpr size_t kAbsent = SIZE_MAX;
 
 struct LayerPlaces {
-  size_t attention_norm, mlp_norm, q_norm, k_norm, router_bias, router;
+  size_t attention_norm, mlp_norm, q_norm, k_norm, latent_norm, router_bias, router;
 };
 
 size_t add_optional(SmallData& data, const std::vector<float>& v) { return v.empty() ? kAbsent : data.add(v); }
 
 LayerPlaces add_layer(SmallData& data, const LayerWeights& layer, const ModelConfig& config) {
-  LayerPlaces places{data.add(layer.attention_norm),        data.add(layer.mlp_norm),
-                     add_optional(data, layer.q_norm),      add_optional(data, layer.k_norm),
-                     add_optional(data, layer.router_bias), kAbsent};
+  LayerPlaces places{data.add(layer.attention_norm),
+                     data.add(layer.mlp_norm),
+                     add_optional(data, layer.q_norm),
+                     add_optional(data, layer.k_norm),
+                     add_optional(data, layer.latent_norm),
+                     add_optional(data, layer.router_bias),
+                     kAbsent};
   if (!layer.router.empty()) {
     const int32_t experts = config.moe.router.num_experts;
     std::vector<std::byte> split(ops::router_weight_bytes(config.hidden, experts));
@@ -58,9 +62,12 @@ DeviceLayer layer_of(const LayerWeights& owned, const LayerPlaces& places, const
   layer.mlp_norm = floats(places.mlp_norm);
   layer.q_norm = floats(places.q_norm);
   layer.k_norm = floats(places.k_norm);
+  layer.latent_norm = floats(places.latent_norm);
   layer.router_bias = floats(places.router_bias);
   layer.router = at(places.router);
   layer.qkv = view_of(owned.qkv);
+  layer.latent_to_k = view_of(owned.latent_to_k);
+  layer.latent_to_v = view_of(owned.latent_to_v);
   layer.attention_output = view_of(owned.attention_output);
   layer.gate_up = view_of(owned.gate_up);
   layer.down = view_of(owned.down);
@@ -98,9 +105,10 @@ Result<DeviceWeights> load_device_weights(const loader::Checkpoint& checkpoint, 
   options.format = DataFormat::kBF16;
   options.progress = progress;
   options.make_matrix = [&](const MatrixRequest& request) {
-    const bool outer = request.slot == Slot::kEmbedding;  // rows are looked up; a tied head multiplies from the same
+    // Rows of the embedding are looked up, and a tied head multiplies from the same; linears a head are small.
+    const bool bf16 = request.slot == Slot::kEmbedding || request.slot == Slot::kLatentKv;
     const bool down = request.slot == Slot::kDown || request.slot == Slot::kExpertDown;
-    return ops::CudaMatrix::create({f8 && !outer, request.cols, request.gate_up_ffn}, down, request.parts);
+    return ops::CudaMatrix::create({f8 && !bf16, request.cols, request.gate_up_ffn}, down, request.parts);
   };
   DeviceWeights weights;
   VAYU_ASSIGN_OR_RETURN(weights.owned, load_weights(checkpoint, recipe, options));
