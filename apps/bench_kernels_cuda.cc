@@ -78,12 +78,22 @@ struct StepSizes {
   double touched;    // experts
 };
 
+// Queries and keys, weights and values; with latents, absorbed: both over latents, and between them and the heads a
+// BF16 matrix a head on either side.
+OperatorCost attention_cost(const ModelConfig& c, const StepSizes& s, double bytes) {
+  if (!c.has_mla()) return {bytes, 4 * static_cast<double>(c.attention_width()) * s.keys};
+  const double heads = c.num_q_heads, latent = c.mla.latent_dim, key = c.head_dim;
+  const double matrices = heads * (c.mla.nope_dim + c.mla.v_dim) * latent;
+  return {bytes + 2 * matrices + 4 * s.tokens * heads * (key + latent),
+          2 * heads * (key + latent) * s.keys + 2 * s.tokens * matrices};
+}
+
 OperatorCost cost_of(StepOperator op, const ModelConfig& c, const KernelBenchOptions& o, const StepSizes& s) {
   const double w = o.f8 ? 1 : 2, a = w, kv = o.kv_f8 ? 1 : 2, t = s.tokens, h = c.hidden;
   const double k = c.moe.router.top_k, f = c.moe.expert_ffn, shared = c.moe.shared_ffn;
   const double linear_peak = o.f8 ? kF8Tflops : kBf16Tflops;
   const double qkv = static_cast<double>(c.qkv_width()), q = static_cast<double>(c.attention_width());
-  const double kv_row = 2.0 * static_cast<double>(c.kv_width()) * kv;
+  const double kv_row = (c.has_mla() ? 1.0 : 2.0) * static_cast<double>(c.kv_width()) * kv;
   const auto linear = [&](double in, double out, double matrices_read, double rows) {
     return OperatorCost{matrices_read * in * out * w + rows * (in * a + out * 2), 2 * rows * in * out, linear_peak};
   };
@@ -101,7 +111,7 @@ OperatorCost cost_of(StepOperator op, const ModelConfig& c, const KernelBenchOpt
     case StepOperator::kQkNormRope:
       return {t * (2 * qkv + 2 * q + kv_row), 0};
     case StepOperator::kAttention:
-      return {t * q * (2 + a) + s.keys_read * kv_row, 4 * q * s.keys};
+      return attention_cost(c, s, t * q * (2 + a) + s.keys_read * kv_row);
     case StepOperator::kOutputProjection:
       return linear(q, h, 1, t);
     case StepOperator::kMlpNorm:
