@@ -126,7 +126,8 @@ class PrefillCase {
     for (size_t i = wide.size() - 1024; i < wide.size(); ++i) ASSERT_EQ(wide[i].bits, 0xFFFF) << "scratch overrun";
   }
   bool one_pass = true;  // else the least scratch, which holds the longest row alone
-  const DevicePrefill& args() const { return *args_; }
+  DevicePrefill& args() const { return *args_; }
+  std::vector<Bf16> out() const { return out_->host(); }
 
   // The reference for some tokens of a row, each as a row of its own: (tokens, num_q_heads * head_dim).
   std::vector<Bf16> expected(size_t row, const std::vector<int32_t>& tokens) {
@@ -343,13 +344,27 @@ TEST(DevicePrefillCuda, Speed) {
         Timed{sarvam, std::vector<Row>(16, Row{896, 896}), "64/4x64 16x896"},
         Timed{sarvam, {{512, 3584}}, "64/4x64 512 of 3584"}, Timed{llama, {{4096, 4096}}, "32/8x128 1x4096"}}) {
     for (DeviceKvFormat format : kFormats) {
+      if (format == DeviceKvFormat::kF8E4M3 && timed.rows.back().kv_len != 3584) continue;  // 3 us more, see widen
       PrefillCase batch(random, timed.shape, format, timed.rows);
       batch.upload(PrefillRows::kMultiToken);
-      const double us =
-          std::move(median_us([&](CudaStream stream) { device_prefill_cuda(stream, batch.args()); })).value();
-      const double tflops = batch.flops() / us * 1e-6;
-      std::printf("SPEED device_prefill %s %s %.1f us %.0f TFLOP/s %.0f %%\n", timed.name,
-                  format == DeviceKvFormat::kBF16 ? "bf16" : "fp8", us, tflops, tflops / 800 * 100);
+      std::vector<float> first;
+      const int32_t variants = format == DeviceKvFormat::kF8E4M3 ? 1 : 8;
+      for (int32_t variant = 0; variant < variants; ++variant) {
+        if (timed.shape.head_dim == 128 && variant % 4 != 0) continue;
+        batch.args().variant = variant;
+        const auto call = [&](CudaStream stream) { device_prefill_cuda(stream, batch.args()); };
+        const double alone = median_us(call).value();
+        const double us = chained_us([&](CudaStream stream, int) { call(stream); }, 8, 4).value();
+        const std::vector<Bf16> all = batch.out();
+        std::vector<float> out;
+        for (size_t i = 0; i < all.size(); i += 61) out.push_back(as_float(all[i]));
+        if (first.empty()) first = out;
+        EXPECT_LT(relative_error(out, first), 5e-3) << "variant " << variant;
+        const double tflops = batch.flops() / us * 1e-6;
+        std::printf("SPEED device_prefill %s %s variant %d alone %.1f us, chained %.1f us %.0f TFLOP/s %.0f %%\n",
+                    timed.name, format == DeviceKvFormat::kBF16 ? "bf16" : "fp8", variant, alone, us, tflops,
+                    tflops / 800 * 100);
+      }
     }
   }
 }
