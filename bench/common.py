@@ -88,19 +88,19 @@ def median(values):
     return values[len(values) // 2] if len(values) % 2 else (values[len(values) // 2 - 1] + values[len(values) // 2]) / 2
 
 
-def hardware():
+def cpu_hardware():
     cpu = next((l.split(":")[1].strip() for l in open("/proc/cpuinfo") if l.startswith("model name")), platform.processor())
     flags = next((l for l in open("/proc/cpuinfo") if l.startswith("flags")), "")
     simd = [f for f in ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8") if re.search(rf"\b{f}\b", flags)]
     return f"{cpu}, {os.cpu_count()} cores, {' '.join(simd)}"
 
 
-def write_result(name, metrics, notes):
+def write_result(name, metrics, notes, hardware=None, path=None):
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout.strip()
     command = shlex.join([os.path.relpath(sys.argv[0], ROOT), *[a for a in sys.argv[1:] if not a.startswith("/")]])
-    result = {"name": name, "commit": commit, "hardware": hardware(), "command": command,
+    result = {"name": name, "commit": commit, "hardware": hardware or cpu_hardware(), "command": command,
               "metrics": {k: round(v, 4) for k, v in metrics.items()}, "notes": notes}
-    path = ROOT / "bench/results" / f"{name}.json"
+    path = pathlib.Path(path) if path else ROOT / "bench/results" / f"{name}.json"
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(result, indent=2) + "\n")
     print(json.dumps(result, indent=2))
