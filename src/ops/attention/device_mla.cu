@@ -8,8 +8,9 @@
 // the weights cross by two short notes in shared memory from thread to thread, in the order of the wgmma operand.
 // Queries (72 KiB) and two tiles fill 216 KiB; notes 10 KiB. 8 rows of 3,650 tokens: 33 MB BF16, 8 us; 4 GFLOP, 5 us.
 //
-// FP8 cache rows land in two staging tiles of 36 KiB and become BF16 (exactly: E4M3 is a subset) in one full tile; each
-// thread converts what it copied itself. Rows a token does not see are zeros: 0 * NaN of a stale value would be NaN.
+// FP8 cache rows of a step with many tokens are widened once by a kernel before (device_widen.h). Of few tokens they
+// land in two staging tiles of 36 KiB and become BF16 (exactly: E4M3 is a subset) in one full tile; each thread
+// converts what it copied itself. Rows a token does not see are zeros: 0 * NaN of a stale value would be NaN.
 //
 // With few tokens the keys of one are split such that the blocks fill the chip once; splits leave a normalised BF16
 // result with maximum and sum, which a second kernel weighs together. BF16 halves the 17 MB that FP32 would be for 128
@@ -18,6 +19,7 @@
 
 #include "ops/attention/device_decode_tile.cuh"
 #include "ops/attention/device_mla.h"
+#include "ops/attention/device_widen.h"
 #include "ops/cuda/launch.cuh"
 #include "ops/cuda/require.h"
 #include "ops/cuda/sm90.cuh"
@@ -44,8 +46,9 @@ struct MlaParams {
   Bf16* out;
   float scale_log2;
   const uint8_t* pages;
-  Bf16* partials;  // (num_tokens, num_splits, num_heads, latent_dim)
-  float2* stats;   // (num_tokens, num_splits, num_heads): maximum, sum or kNoKeys
+  const int32_t* table;  // null: entry i is page i
+  Bf16* partials;        // (num_tokens, num_splits, num_heads, latent_dim)
+  float2* stats;         // (num_tokens, num_splits, num_heads): maximum, sum or kNoKeys
 };
 
 struct MlaShared {
@@ -68,9 +71,12 @@ __device__ __forceinline__ int find_row(const MlaParams& p, int token, int* shar
 }
 
 // Pages of the tile of keys, 0 for those that hold nothing visible.
-__device__ __forceinline__ void read_pages(const int32_t* table, int tile, int visible, int (&pages)[4]) {
+__device__ __forceinline__ void read_pages(const int32_t* table, int first, int tile, int visible, int (&pages)[4]) {
 #pragma unroll
-  for (int i = 0; i < 4; ++i) pages[i] = tile * kKeys + 16 * i < visible ? table[tile * 4 + i] : 0;
+  for (int i = 0; i < 4; ++i) {
+    const int entry = first + tile * 4 + i;
+    pages[i] = tile * kKeys + 16 * i >= visible ? 0 : table != nullptr ? table[entry] : entry;
+  }
 }
 
 // Chunk j (16 bytes of BF16) of row `row` of a tile.
@@ -305,9 +311,9 @@ __global__ void __launch_bounds__(kThreads, 1) mla_kernel(const MlaParams p) {
   if (first >= last) return store_nothing(p, token, split);
 
   if (p.head_dim < 64 * kColumns) clear_columns(p, shared);
-  const int32_t* table = p.batch.page_table + p.batch.kv_indptr[row];
+  const int first_page = p.batch.kv_indptr[row];
   int pages[4];
-  read_pages(table, first, visible, pages);
+  read_pages(p.table, first_page, first, visible, pages);
   // BF16 tile of step i: i % 2. FP8: tile 0, staging at 2 + i % 2 halves.
   const auto landing = [&](int i) {
     return shared.tiles + (kF8 ? kTileBytes + i % 2 * (kTileBytes / 2) : i % 2 * kTileBytes);
@@ -315,7 +321,7 @@ __global__ void __launch_bounds__(kThreads, 1) mla_kernel(const MlaParams p) {
   start_query_copy(p, shared_address(shared.q), token);
   start_copy<kF8>(p, shared_address(landing(0)), first, visible, pages);
   copy_async_commit();
-  read_pages(table, first + 1, visible, pages);
+  read_pages(p.table, first_page, first + 1, visible, pages);
 
   MlaState state;
 #pragma unroll
@@ -328,7 +334,7 @@ __global__ void __launch_bounds__(kThreads, 1) mla_kernel(const MlaParams p) {
     const auto start_next = [&] {
       if (tile + 1 < last) start_copy<kF8>(p, shared_address(landing(i + 1)), tile + 1, visible, pages);
       copy_async_commit();
-      read_pages(table, tile + 2, visible, pages);
+      read_pages(p.table, first_page, tile + 2, visible, pages);
     };
     if constexpr (kF8) {
       start_next();  // its staging tile was converted a step ago by the same threads
@@ -403,13 +409,25 @@ void mla_attention_cuda(CudaStream stream, const MlaAttentionArgs& args) {
   p.out = args.out;
   p.scale_log2 = args.scale * 1.44269504f;  // log2(e)
   p.pages = static_cast<const uint8_t*>(kv.pages);
+  p.table = args.batch.page_table;
+  bool f8 = kv.format == DeviceKvFormat::kF8E4M3;
+  if (f8 && args.wide_pages != nullptr && num_tokens > kMlaWideTokens && args.num_table_pages <= args.wide_capacity) {
+    widen_pages_cuda(stream, {.from = static_cast<const F8E4M3*>(kv.pages),
+                              .sources = args.batch.page_table,
+                              .num_pages = args.num_table_pages,
+                              .page_elements = kv.page_elements(),
+                              .to = args.wide_pages});
+    p.pages = reinterpret_cast<const uint8_t*>(args.wide_pages);
+    p.table = nullptr;
+    f8 = false;
+  }
   const int32_t most_tiles = std::max(1, (args.max_context + kKeys - 1) / kKeys);
   p.num_splits = std::max(1, std::min({kSplitBlocks / num_tokens, most_tiles, kMaxSplits}));
   p.partials = static_cast<Bf16*>(args.scratch);
   p.stats = reinterpret_cast<float2*>(p.partials + int64_t{kSplitBlocks} * args.num_heads * kv.latent_dim);
   const LaunchShape shape = {
       .grid = dim3(p.num_splits, num_tokens), .block = dim3(kThreads), .shared_bytes = sizeof(MlaShared)};
-  launch_overlapped(kv.format == DeviceKvFormat::kF8E4M3 ? mla_kernel<true> : mla_kernel<false>, shape, stream, p);
+  launch_overlapped(f8 ? mla_kernel<true> : mla_kernel<false>, shape, stream, p);
   if (p.num_splits == 1) return;
   const dim3 combine_grid(num_tokens, (args.num_heads + kCombineHeads - 1) / kCombineHeads);
   launch_overlapped(combine_kernel, {.grid = combine_grid, .block = dim3(kThreads)}, stream, p);

@@ -24,7 +24,14 @@ struct MlaAttentionArgs {
   float scale = 1.0f;       // > 0
   DeviceKvLayer kv;         // page_size 16; latent_dim <= 512 and head_dim <= 576, multiples of 16; pages aligned
   void* scratch = nullptr;  // mla_attention_scratch_bytes, 16-byte aligned; device only
+  // FP8, device only: steps of more than kMlaWideTokens tokens read the cache widened to BF16, if all pages of the
+  // step's table fit. Else, and with wide_pages null, every token's block widens what it reads.
+  int32_t num_table_pages = 0;  // entries of batch.page_table
+  Bf16* wide_pages = nullptr;
+  int32_t wide_capacity = 0;  // pages
 };
+
+constexpr int32_t kMlaWideTokens = 132;  // fewer are split over keys
 
 // Whatever the batch: only steps of few tokens are split over keys. Nothing needs clearing between steps.
 int64_t mla_attention_scratch_bytes(int32_t num_heads, const DeviceKvLayer& kv);

@@ -84,7 +84,15 @@ class Fixture {
     args.q = q.get();
     args.out = out.get();
     args.scratch = scratch.get();
+    const DeviceArray<Bf16> wide(wide_capacity_ * kv_.page_elements() + 1024);
+    if (wide_capacity_ > 0) {
+      args.num_table_pages = kv_indptr_.back();
+      args.wide_pages = wide.get();
+      args.wide_capacity = wide_capacity_;
+    }
     mla_attention_cuda(nullptr, args);
+    const std::vector<Bf16> wide_host = wide.host();
+    for (size_t i = wide_host.size() - 1024; i < wide_host.size(); ++i) EXPECT_EQ(wide_host[i].bits, 0xFFFF);
     EXPECT_TRUE(last_launch("latent attention").ok());
     const std::vector<uint8_t> scratch_host = scratch.host();
     for (int64_t i = scratch_bytes; i < scratch.bytes(); ++i) EXPECT_EQ(scratch_host[i], 0xFF) << "scratch overrun";
@@ -129,7 +137,7 @@ class Fixture {
   std::vector<int32_t> qo_indptr_ = {0}, kv_indptr_ = {0}, kv_lens_, page_table_;
   std::vector<uint8_t> pages_;
   std::vector<Bf16> q_;
-  int32_t num_tokens_ = 0, max_context_ = 0;
+  int32_t num_tokens_ = 0, max_context_ = 0, wide_capacity_ = 0;
 
  private:
   MlaAttentionArgs arguments() const {
@@ -181,6 +189,21 @@ TEST(DeviceMlaCuda, ManySplitsOfALongRow) {
     SCOPED_TRACE(name_of(shape));
     Fixture fixture(shape, {{static_cast<int32_t>(random.integer(5000, 6000)), 1}, {9, 1}}, random);
     fixture.expect_near(fixture.run_device(), fixture.run_reference());
+  }
+}
+
+// FP8 rows widened before: the same to the last bit as widened inside, since both are exact.
+TEST(DeviceMlaCuda, WidenedBeforeIsTheSame) {
+  VAYU_NEEDS_DEVICE();
+  TestRandom random;
+  for (const Shape& shape : {kShapes[1], kShapes[3], kShapes[5]}) {
+    SCOPED_TRACE(name_of(shape));
+    Fixture fixture(shape, {{150, 100}, {40, 40}, {0, 0}, {129, 1}, {77, 77}}, random);
+    const std::vector<float> inside = fixture.run_device();
+    for (int32_t capacity : {fixture.kv_indptr_.back(), fixture.kv_indptr_.back() - 1}) {
+      fixture.wide_capacity_ = capacity;
+      EXPECT_EQ(fixture.run_device(), inside);
+    }
   }
 }
 
@@ -250,6 +273,10 @@ void print_speed(DeviceKvFormat format, int32_t rows, int32_t new_tokens, int32_
   args.out = out.get();
   args.scale = 0.07f;
   args.scratch = scratch.get();
+  const DeviceArray<Bf16> wide(tokens > kMlaWideTokens ? rows * pages_of_row * args.kv.page_elements() : 16);
+  args.num_table_pages = rows * pages_of_row;
+  args.wide_pages = wide.get();
+  args.wide_capacity = rows * pages_of_row;
   const double us = median_us([&](CudaStream stream) { mla_attention_cuda(stream, args); }).value();
   const double pairs = rows * (double{1} * new_tokens * context - 0.5 * new_tokens * (new_tokens - 1));
   const double flops = pairs * heads * 2 * (576 + 512),
