@@ -27,6 +27,7 @@ struct CudaExecutorOptions {
   int32_t max_logits = 64;
   int32_t max_context = 0;  // tokens; 0: what the model allows
   bool graphs = true;       // decode steps run from captured graphs
+  bool overlap = true;      // a step may be launched before the one ahead of it has landed
   int num_threads = 0;      // for loading; 0: the cores this process may use
   model::LoadProgress progress;
 };

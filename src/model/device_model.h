@@ -22,16 +22,17 @@ struct DeviceModelOptions {
   bool f8_weights = true;  // linears in FP8 with one scale a row, activations quantised to match; else BF16. Embedding,
                            // norms and router keep their precision
   ops::DeviceKvFormat kv_format = ops::DeviceKvFormat::kBF16;
-  int32_t num_pages = 0;             // KV pages of 16 tokens; 0: what memory_fraction leaves
-  double memory_fraction = 0.9;      // of the device's memory, for everything together
-  int32_t max_step_tokens = 4096;    // most tokens of one batch
-  int32_t max_rows = 64;             // most rows of one batch
-  int32_t max_logits = 64;           // most logit rows of one batch
-  int32_t max_context = 0;           // longest sequence in tokens; 0: what the model allows
-  int32_t max_experts_stream = 128;  // tokens up to which experts are streamed rather than multiplied by tiles
-  ThreadPool* pool = nullptr;        // loads weights; may be null
-  LoadProgress progress;             // may be empty
-  StepObserver* observer = nullptr;  // of steps that run kernel by kernel; must outlive the model
+  int32_t num_pages = 0;                 // KV pages of 16 tokens; 0: what memory_fraction leaves
+  double memory_fraction = 0.9;          // of the device's memory, for everything together
+  int32_t max_step_tokens = 4096;        // most tokens of one batch
+  int32_t max_rows = 64;                 // most rows of one batch
+  int32_t max_logits = 64;               // most logit rows of one batch
+  int32_t max_context = 0;               // longest sequence in tokens; 0: what the model allows
+  int32_t max_experts_stream = 128;      // tokens up to which experts are streamed rather than multiplied by tiles
+  const int32_t* prev_tokens = nullptr;  // device memory where Batch::prev_samples are looked up; null: nowhere
+  ThreadPool* pool = nullptr;            // loads weights; may be null
+  LoadProgress progress;                 // may be empty
+  StepObserver* observer = nullptr;      // of steps that run kernel by kernel; must outlive the model
 };
 
 // Bytes of device memory, as printed at start.
@@ -59,8 +60,8 @@ class DeviceModel {
 
   // Enqueues a step up to its logits. One caller at a time; the batch is copied before this returns, and obeys the
   // limits of the options. Batches of one-token rows run from a captured graph where one is large enough. Allocates
-  // nothing.
-  virtual Status launch(const Batch& batch, ops::CudaStream stream) = 0;
+  // nothing. first_prev: where in prev_tokens the samples of the step before begin.
+  virtual Status launch(const Batch& batch, ops::CudaStream stream, int32_t first_prev = 0) = 0;
   // For timing: `count` layers from `first` on again, for the batch of the last launch().
   virtual Status launch_layers(int32_t first, int32_t count, ops::CudaStream stream) = 0;
   // For timing: experts that got rows in the layer that ran last. Waits for the stream.

@@ -122,8 +122,9 @@ class DeviceModelImpl final : public DeviceModel {
   const DeviceMemoryPlan& memory() const override { return memory_; }
   const float* logits() const override { return buffers_.act.logits; }
 
-  Status launch(const Batch& batch, ops::CudaStream stream) override {
-    const StepShape& shape = shape_ = buffers_.fill(batch, config(), options_, graph_rows(batch));
+  Status launch(const Batch& batch, ops::CudaStream stream, int32_t first_prev) override {
+    VAYU_CHECK(batch.prev_samples.empty() || options_.prev_tokens, "tokens of a step before that nobody keeps");
+    const StepShape& shape = shape_ = buffers_.fill(batch, config(), options_, graph_rows(batch), first_prev);
     VAYU_RETURN_IF_ERROR(buffers_.upload(stream));
     if (const Graph* graph = find_graph(shape)) {
       if (cudaGraphLaunch(graph->executable, stream) == cudaSuccess) return {};

@@ -65,7 +65,9 @@ class StepLauncher {
                                     .y = act_.residual,
                                     .table_rows = config_.vocab_size,
                                     .num_rows = shape_.num_tokens,
-                                    .cols = config_.hidden});
+                                    .cols = config_.hidden,
+                                    .prev_index = c_.options.prev_tokens ? c_.inputs.prev_index : nullptr,
+                                    .prev_tokens = c_.options.prev_tokens});
   }
 
   void run_layer(int32_t index) {
@@ -234,7 +236,10 @@ class StepLauncher {
                                       .out = act_.latent_out,
                                       .scale = config_.attention_scale,
                                       .kv = kv,
-                                      .scratch = act_.attention_scratch});
+                                      .scratch = act_.attention_scratch,
+                                      .num_table_pages = shape_.num_table_pages,
+                                      .wide_pages = act_.wide_pages,
+                                      .wide_capacity = act_.wide_capacity});
     ops::device_head_linear_cuda(stream_, {.weight = static_cast<const Bf16*>(layer.latent_to_v.data),
                                            .x = act_.latent_out,
                                            .x_stride = heads * mla.latent_dim,

@@ -15,7 +15,8 @@ __global__ void __launch_bounds__(512) gather_rows_kernel(GatherRowsArgs args) {
   const int64_t row = blockIdx.x;
   const auto vectors = static_cast<int>(args.cols / 8);
   wait_for_inputs();
-  const int64_t id = args.ids[row];
+  int64_t id = args.ids[row];
+  if (args.prev_index && args.prev_index[row] >= 0) id = args.prev_tokens[args.prev_index[row]];
   const bool inside = id >= 0 && id < args.table_rows;
   const auto* from = reinterpret_cast<const Bytes16*>(args.table + (inside ? id : 0) * args.cols);
   auto* to = reinterpret_cast<Bytes16*>(args.y + row * args.cols);
@@ -30,6 +31,7 @@ __global__ void __launch_bounds__(512) gather_rows_kernel(GatherRowsArgs args) {
 void gather_rows_cuda(CudaStream stream, const GatherRowsArgs& args) {
   if (args.num_rows == 0) return;
   VAYU_REQUIRE(args.table && args.ids && args.y, "null pointer");
+  VAYU_REQUIRE(!args.prev_index || args.prev_tokens, "tokens that prev_index counts into");
   VAYU_REQUIRE(args.cols > 0 && args.cols % 8 == 0 && args.table_rows > 0, "shape");
   const auto threads = static_cast<unsigned>(std::min<int64_t>(512, (args.cols / 8 + 31) / 32 * 32));
   launch_overlapped(gather_rows_kernel, {.grid = dim3(static_cast<unsigned>(args.num_rows)), .block = dim3(threads)},

@@ -28,6 +28,47 @@ TEST(GatherRowsCuda, MatchesReference) {
   }
 }
 
+TEST(GatherRowsCuda, TakesTokensOfTheStepBefore) {
+  VAYU_NEEDS_DEVICE();
+  TestRandom random;
+  const int64_t table_rows = 40, cols = 264;
+  const std::vector<Bf16> table = random_bf16(random, table_rows * cols);
+  const DeviceArray<Bf16> device_table(table);
+  for (int64_t num_rows : {1, 7, 300}) {
+    std::vector<int32_t> ids(num_rows), prev_index(num_rows), prev_tokens(20);
+    for (int32_t& token : prev_tokens) token = static_cast<int32_t>(random.integer(0, table_rows - 1));
+    prev_tokens[3] = static_cast<int32_t>(table_rows);  // outside
+    for (int64_t i = 0; i < num_rows; ++i) {
+      prev_index[i] = static_cast<int32_t>(random.integer(-1, 19));
+      ids[i] = prev_index[i] < 0 ? static_cast<int32_t>(random.integer(0, table_rows - 1)) : -1;
+    }
+    prev_index[0] = num_rows == 1 ? 5 : 3;
+    GatherRowsArgs args{.table_rows = table_rows, .num_rows = num_rows, .cols = cols};
+    std::vector<Bf16> want(num_rows * cols);
+    args.table = table.data();
+    args.ids = ids.data();
+    args.y = want.data();
+    args.prev_index = prev_index.data();
+    args.prev_tokens = prev_tokens.data();
+    gather_rows_ref(args);
+    for (int64_t i = 0; i < cols; ++i) {  // the reference does look there
+      const int32_t first = prev_tokens[prev_index[0]];
+      ASSERT_EQ(want[i].bits, first < table_rows ? table[first * cols + i].bits : 0);
+    }
+    const DeviceArray<int32_t> device_ids(ids), device_index(prev_index), device_tokens(prev_tokens);
+    DeviceArray<Bf16> y(num_rows * cols);
+    args.table = device_table.get();
+    args.ids = device_ids.get();
+    args.y = y.get();
+    args.prev_index = device_index.get();
+    args.prev_tokens = device_tokens.get();
+    gather_rows_cuda(nullptr, args);
+    ASSERT_TRUE(last_launch("gather_rows").ok());
+    const std::vector<Bf16> got = y.host();
+    for (size_t i = 0; i < got.size(); ++i) ASSERT_EQ(got[i].bits, want[i].bits) << num_rows << " at " << i;
+  }
+}
+
 TEST(GatherRowsCuda, Speed) {
   VAYU_NEEDS_DEVICE();
   if (!speed_wanted()) GTEST_SKIP();
