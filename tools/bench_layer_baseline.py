@@ -15,6 +15,7 @@ import statistics
 import sys
 
 import torch
+import torch._dynamo
 import torch.nn.functional as F
 
 HIDDEN, Q_HEADS, KV_HEADS, HEAD_DIM = 4096, 64, 4, 64
@@ -283,7 +284,7 @@ def main():
     parser.add_argument("--compile", default="prefill", choices=["none", "prefill", "all"])
     parser.add_argument("--json", default="-")
     args = parser.parse_args()
-    torch._dynamo.config.cache_size_limit = 64
+    torch._dynamo.config.recompile_limit = 64
     for_prompts = COMPILED if args.compile != "none" else set()
     for_decode = COMPILED if args.compile == "all" else set()
     weights, timer = Weights(), Timer(args.repeats)
