@@ -36,6 +36,7 @@ struct DeviceActivations {
   void* experts_workspace = nullptr;
   void* attention_scratch = nullptr;
   ops::Bf16* wide_pages = nullptr;  // FP8 pages of prompts as BF16: device_prefill_wide_pages()
+  int32_t wide_capacity = 0;        // of them
   ops::ActRows head_input;          // (max_logits, hidden)
   float* logits = nullptr;          // (max_logits, vocab_size)
 };
@@ -62,8 +63,9 @@ struct StepShape {
   int32_t num_tiles = 0;
   const ops::PrefillPass* passes = nullptr;  // in DeviceBuffers, until the next batch
   int32_t num_passes = 0;
-  int32_t max_context = 0;   // bound of the rows' lengths
-  bool decode_only = false;  // nothing but rows of one token
+  int32_t num_table_pages = 0;  // entries of the page table
+  int32_t max_context = 0;      // bound of the rows' lengths
+  bool decode_only = false;     // nothing but rows of one token
 };
 
 struct DeviceBufferPlan {

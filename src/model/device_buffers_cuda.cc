@@ -63,7 +63,8 @@ void carve_moe(Carver& carver, const ModelConfig& config, const DeviceModelOptio
 
 // Pages of the scratch for prompts over FP8 pages.
 int32_t wide_capacity(const ModelConfig& config, const DeviceModelOptions& options) {
-  if (options.kv_format == ops::DeviceKvFormat::kBF16 || !has_prefill_kernel(config)) return 0;
+  const bool has_use = has_prefill_kernel(config) || config.has_mla();
+  if (options.kv_format == ops::DeviceKvFormat::kBF16 || !has_use) return 0;
   return ops::device_prefill_wide_pages(options.max_rows, options.max_context);
 }
 
@@ -84,6 +85,8 @@ int64_t max_tiles(const ModelConfig& config, const DeviceModelOptions& options) 
 void carve_attention(Carver& carver, const ModelConfig& config, const DeviceModelOptions& options,
                      DeviceActivations& act) {
   const ops::DeviceKvLayer kv = device_kv_shape(config, options.kv_format);
+  act.wide_capacity = wide_capacity(config, options);
+  act.wide_pages = carver.array<ops::Bf16>(act.wide_capacity, kv.page_elements());
   if (config.has_mla()) {
     const int64_t heads = int64_t{options.max_step_tokens} * config.num_q_heads;
     act.q_latent = carver.array<ops::Bf16>(heads, config.head_dim);
@@ -93,7 +96,6 @@ void carve_attention(Carver& carver, const ModelConfig& config, const DeviceMode
   }
   const auto rows = static_cast<int32_t>(std::min<int64_t>(max_batch_rows(config, options), ops::kDecodeMaxRows));
   act.attention_scratch = carver.take(ops::decode_attention_scratch_bytes(kv, rows));
-  act.wide_pages = carver.array<ops::Bf16>(wide_capacity(config, options), kv.page_elements());
 }
 
 DeviceActivations carve(Carver& carver, const ModelConfig& config, const DeviceModelOptions& options) {
@@ -286,6 +288,7 @@ StepShape DeviceBuffers::fill(const Batch& batch, const ModelConfig& config, con
   int32_t* words = host();
   const Places& p = places_;
   StepShape shape{.num_tokens = batch.num_tokens(), .num_logits = batch.num_logits()};
+  shape.num_table_pages = static_cast<int32_t>(batch.page_table.size());
   shape.decode_only = batch.num_rows() == batch.num_tokens();
   for (const int32_t length : batch.kv_lens) shape.max_context = std::max(shape.max_context, length);
   std::copy(batch.token_ids.begin(), batch.token_ids.end(), words + p.token_ids);
