@@ -134,6 +134,7 @@ Result<CudaExecutorOptions> cuda_options(const ModelFiles& files, const LocalMod
   out.max_logits = max_logits(options);
   out.max_context = static_cast<int32_t>(options.max_model_len);
   out.graphs = options.cuda_graphs;
+  out.overlap = options.overlap;
   out.num_threads = options.threads;
   out.progress = options.progress;
   return out;
@@ -201,6 +202,9 @@ void add_model_flags(CLI::App& command, LocalModelOptions& o) {
       ->capture_default_str();
   command.add_flag_callback(
       "--disable-cuda-graph,--enforce-eager", [&o] { o.cuda_graphs = false; }, "Launch decode steps kernel by kernel");
+  command.add_flag_callback(
+      "--disable-overlap-schedule,--no-async-scheduling", [&o] { o.overlap = false; },
+      "With CUDA: plan a step only when the one before it has landed");
   command.add_option("--page-size,--block-size", o.page_size, "Tokens a KV page")->check(CLI::Range(1, 1024));
   command
       .add_option("--max-model-len,--context-length", o.max_model_len,

@@ -30,6 +30,7 @@ struct LocalModelOptions {
   std::string kv_cache_dtype = "auto";  // auto (cpu f16, cuda bf16); cpu: f16, bf16, f32; cuda: bf16, fp8
   double memory_fraction = 0.9;         // cuda: of the device's memory, for everything together
   bool cuda_graphs = true;
+  bool overlap = true;
   int32_t page_size = 16;              // tokens
   int64_t max_model_len = 0;           // tokens; 0: what the model declares
   int64_t max_total_tokens = 0;        // KV pool; 0: from max_num_seqs, context and free memory

@@ -3,10 +3,10 @@
 # a machine with a GPU that has none of our build packages. There: tools/gpu_proof.sh, from the root of the tree.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-tools/build.sh build ops_cuda_test model_cuda_test vayu -- -DVAYU_TESTS=ON
+tools/build.sh build ops_cuda_test model_cuda_test engine_cuda_test vayu -- -DVAYU_TESTS=ON
 rm -rf build-gpu
 mkdir -p build-gpu/lib build-gpu/bin
-binaries=(build/src/ops/ops_cuda_test build/src/model/model_cuda_test build/apps/vayu)
+binaries=(build/src/ops/ops_cuda_test build/src/model/model_cuda_test build/src/engine/engine_cuda_test build/apps/vayu)
 for binary in "${binaries[@]}"; do strip -o "build-gpu/bin/$(basename "$binary")" "$binary"; done
 ldd "${binaries[@]}" | awk '/=>/ {print $3}' | sort -u | grep -vE '/(libc|libm|libdl|librt|libpthread|libstdc\+\+|libgcc_s)\.so' |
   xargs -I{} cp -L {} build-gpu/lib/

@@ -32,6 +32,7 @@ case "${1:-tests}" in
   tests)
     shards ops 12 build-gpu/bin/ops_cuda_test --gtest_filter="${2:-*}"
     shards model 6 build-gpu/bin/model_cuda_test
+    shards engine 2 build-gpu/bin/engine_cuda_test
     ;;
   sanitize)
     shards memcheck 12 compute-sanitizer --tool memcheck --error-exitcode 1 build-gpu/bin/ops_cuda_test --gtest_filter="${2:-*}"
