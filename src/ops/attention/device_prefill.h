@@ -48,7 +48,6 @@ struct DevicePrefill {
   PrefillRows rows = PrefillRows::kAll;
   const PrefillTile* tiles = nullptr;
   int32_t num_tiles = 0;
-  int32_t variant = 0;  // of the kernel, for measurements: an index of kTunings
   // FP8 pages, CUDA only.
   const PrefillPass* passes = nullptr;  // host memory
   int32_t num_passes = 0;

@@ -40,7 +40,7 @@ void launch_tiles(CudaStream stream, const DevicePrefill& args, const void* page
   // of rows a coordinate can name.
   const CUtensorMap map =
       byte_rows_map(pages, std::numeric_limits<int32_t>::max(), int64_t{kv.head_dim} * 2, kv.page_size);
-  (kv.head_dim == 128 ? launch_prefill_d128 : launch_prefill_d64)(stream, blocks, args.variant, params, map);
+  (kv.head_dim == 128 ? launch_prefill_d128 : launch_prefill_d64)(stream, blocks, params, map);
 }
 
 }  // namespace

@@ -19,7 +19,7 @@ struct PrefillParams {
   float scale_log2;  // scale * log2(e): the softmax is of powers of two
 };
 
-using PrefillLauncher = void(CudaStream, int32_t blocks, int32_t variant, const PrefillParams&, const CUtensorMap&);
+using PrefillLauncher = void(CudaStream, int32_t blocks, const PrefillParams&, const CUtensorMap&);
 PrefillLauncher launch_prefill_d64, launch_prefill_d128;
 
 }  // namespace vayu::ops

@@ -8,9 +8,11 @@
 //   row still fills its tile. Warpgroups share only the KV ring: each loads its own queries (the next tile's during
 //   this one), masks, and stores on its own, so the end of a tile in one is covered by the products of the others.
 // - At head dim 64 a block of 64 x 128 keys costs 512 cycles of the tensor cores and, at 16 exponentials a cycle, 512
-//   cycles of the special function unit. A quarter of the exponentials is therefore a cubic polynomial on the FMA units
-//   (exp2_polynomial). Sums and outputs are rescaled only when a logit exceeds the current base by 8 (a factor of 256):
-//   the weights may be that large, their relative precision is the same.
+//   cycles of the special function unit; the warpgroups take turns, so that one's exponentials run beside the products
+//   of the others (247 -> 224 us at 3,584 tokens of sarvam-30b). A part of the exponentials as polynomials on the FMA
+//   units, where they run beside anything, was slower for every part tried: instructions are the scarcer good (a
+//   quarter 236 us, an eighth 232). Sums and outputs are rescaled only when a logit exceeds the current base by 8 (a
+//   factor of 256): the weights may be that large, their relative precision is the same.
 // - A (page, head) run of K is 16 rows of 128 bytes (two columns of them at head dim 128), one box of the copy engine,
 //   written in the 128-byte swizzle. FP8 pages are widened into BF16 pages before (device_widen.h): 3 us a layer for a
 //   prompt of 3,584 tokens, where widening inside, once for each of 300 tiles of queries, took 130 us more.
@@ -39,18 +41,8 @@ constexpr int kQueryColumnBytes = kGroupRows * 128;  // likewise of queries
 constexpr float kSlackLog2 = 8;                      // see the story above
 constexpr uint64_t kEvictNormal = 0x1000000000000000;
 
-// What measurement decides.
-struct Tuning {
-  int polynomial;  // every how many columns of 8 the exponentials are polynomials; 0: never
-  bool turns;      // the warpgroups issue their products in turn, see Consumer::take_turn
-  bool settle;     // see Softmax::settle
-};
-constexpr Tuning kTunings[] = {{8, true, true},  {4, true, true},  {0, true, true},  {8, true, false},
-                               {4, false, true}, {8, false, true}, {0, false, true}, {8, false, false}};
-
-template <int kHeadDim, int kVariant>
+template <int kHeadDim>
 struct Config {
-  static constexpr Tuning kTuning = kTunings[kVariant];
   static constexpr int kConsumers = kHeadDim == 64 ? 3 : 2;
   static constexpr int kThreads = 128 * (1 + kConsumers);
   static constexpr int kStages = kHeadDim == 64 ? 5 : 2;
@@ -121,18 +113,6 @@ __device__ __forceinline__ float exp2_unit(float x) {
   float v;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(v) : "f"(x));
   return v;
-}
-// 2^x for x < 128 within 1e-4 (weights are rounded to BF16, 2e-3, anyway): x = n + f with |f| <= 1/2, by adding
-// 1.5 * 2^23, whose low bits then hold n; minimax cubic of 2^f; n added to the exponent. Below -126 it stays at 2^-126.
-// NaN is not kept: the row's base is NaN then, and so are the other three quarters.
-__device__ __forceinline__ float exp2_polynomial(float x) {
-  x = fmaxf(x, -126.0f);
-  const float shifted = x + 12582912.0f;
-  const float f = x - (shifted - 12582912.0f);
-  float v = fmaf(0.05517166f, f, 0.24261115f);
-  v = fmaf(v, f, 0.69326099f);
-  v = fmaf(v, f, 0.99992808f);
-  return __int_as_float(__float_as_int(v) + (__float_as_int(shifted) << 23));
 }
 
 // --- the feeding warpgroup
@@ -276,7 +256,6 @@ struct Softmax {
                  "r"(spare)
                  : "memory");
   }
-  template <int kPolynomial>
   __device__ __forceinline__ void weigh(float (&s)[64], float scale_log2) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
@@ -286,11 +265,7 @@ struct Softmax {
       for (int j = 0; j < 16; ++j) {
         float* pair = s + 4 * j + 2 * h;
 #pragma unroll
-        for (int c = 0; c < 2; ++c) {
-          const float x = fmaf(pair[c], scale_log2, -shift);
-          pair[c] =
-              kPolynomial > 0 && (j + 1) % (kPolynomial > 0 ? kPolynomial : 1) == 0 ? exp2_polynomial(x) : exp2_unit(x);
-        }
+        for (int c = 0; c < 2; ++c) pair[c] = exp2_unit(fmaf(pair[c], scale_log2, -shift));
         sum[h] += pair[0];
         odd += pair[1];
       }
@@ -344,7 +319,7 @@ __device__ __forceinline__ void store_rows(const PrefillParams& params, const Pr
   for (int h = 0; h < 2; ++h) {
     float total = softmax.sum[h] + __shfl_xor_sync(0xffffffffu, softmax.sum[h], 1);
     total += __shfl_xor_sync(0xffffffffu, total, 2);
-    // No logit above -inf: 0 / 0, which the polynomial's smallest value would hide.
+    // No logit above -inf is 0 / 0.
     const float inverse = softmax.base[h] == __int_as_float(0xff800000) ? __int_as_float(0x7fc00000) : 1.0f / total;
     const int row = first + threadIdx.x % 128 / 32 * 16 + lane / 4 + 8 * h;
     const int token = row / params.group;
@@ -378,14 +353,10 @@ struct Consumer {
   // both times is what a block costs (measured: 2,800 cycles for three blocks of 512 and 490). Issuing in turn, one's
   // exponentials run beside the products of the others. Every warpgroup has a turn for each block of a tile, whether it
   // sees the block or not, so the turns go round.
-  __device__ __forceinline__ void take_turn() const {
-    if constexpr (C::kTuning.turns) asm volatile("bar.sync %0, 256;" ::"r"(4 + group) : "memory");
-  }
+  __device__ __forceinline__ void take_turn() const { asm volatile("bar.sync %0, 256;" ::"r"(4 + group) : "memory"); }
   __device__ __forceinline__ void pass_turn() const {
-    if constexpr (C::kTuning.turns) {
-      const int next = group + 1 == C::kConsumers ? 0 : group + 1;
-      asm volatile("bar.arrive %0, 256;" ::"r"(4 + next) : "memory");
-    }
+    const int next = group + 1 == C::kConsumers ? 0 : group + 1;
+    asm volatile("bar.arrive %0, 256;" ::"r"(4 + next) : "memory");
   }
 
   __device__ __forceinline__ void release(uint64_t* barrier) const {
@@ -459,7 +430,7 @@ struct Consumer {
     release_keys();
     mask_block(blocks - 1);
     softmax.raise(s, slack, params.scale_log2, factor);
-    softmax.weigh<C::kTuning.polynomial>(s, params.scale_log2);
+    softmax.weigh(s, params.scale_log2);
     pack(weights, s);
 
     for (int n = blocks - 2; n >= 0; --n) {
@@ -480,8 +451,8 @@ struct Consumer {
       release_keys();
       mask_block(n);
       const bool raised = softmax.raise(s, slack, params.scale_log2, factor);
-      softmax.weigh<C::kTuning.polynomial>(s, params.scale_log2);
-      if constexpr (C::kTuning.settle) softmax.settle(shared_address(shared.spare));
+      softmax.weigh(s, params.scale_log2);
+      softmax.settle(shared_address(shared.spare));
       wgmma_wait<0>();
       wgmma_pin(o);
       pin(weights);
@@ -538,10 +509,10 @@ __device__ __forceinline__ void consume(const PrefillParams& params, const Share
   if (group == 0) consumer.take_turn();  // the last pass: no barrier is left half full
 }
 
-template <int kHeadDim, int kVariant>
-__global__ void __launch_bounds__(Config<kHeadDim, kVariant>::kThreads, 1)
+template <int kHeadDim>
+__global__ void __launch_bounds__(Config<kHeadDim>::kThreads, 1)
     kernel(const PrefillParams params, const __grid_constant__ CUtensorMap map) {
-  using C = Config<kHeadDim, kVariant>;
+  using C = Config<kHeadDim>;
   extern __shared__ uint8_t memory[];
   const Shared<C> shared(memory);
   if (threadIdx.x == 0) shared.init_barriers();
@@ -559,10 +530,10 @@ __global__ void __launch_bounds__(Config<kHeadDim, kVariant>::kThreads, 1)
 
 }  // namespace prefill
 
-template <int kHeadDim, int kVariant>
+template <int kHeadDim>
 void launch_prefill(CudaStream stream, int32_t blocks, const PrefillParams& params, const CUtensorMap& map) {
-  using C = prefill::Config<kHeadDim, kVariant>;
-  launch_overlapped(prefill::kernel<kHeadDim, kVariant>,
+  using C = prefill::Config<kHeadDim>;
+  launch_overlapped(prefill::kernel<kHeadDim>,
                     {.grid = dim3(blocks), .block = dim3(C::kThreads), .shared_bytes = C::kSharedBytes}, stream, params,
                     map);
 }
