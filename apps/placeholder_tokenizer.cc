@@ -8,7 +8,7 @@
 namespace vayu {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using Json = nlohmann::json;  // sorted: the ordered kind looks through all keys for each new one
 
 constexpr int32_t kFirstWord = 3 + 256;
 constexpr char kSpace[] = "\u2581";
@@ -26,7 +26,7 @@ Result<std::string> placeholder_tokenizer_json(int32_t vocab_size) {
   }
   Json vocab = {{"<pad>", 0}, {"<eos>", 1}, {"<unk>", 2}};
   for (int byte = 0; byte < 256; ++byte) vocab[fmt::format("<0x{:02X}>", byte)] = 3 + byte;
-  for (int32_t id = kFirstWord; id < vocab_size; ++id) vocab.push_back({fmt::format("{}w{}", kSpace, id), id});
+  for (int32_t id = kFirstWord; id < vocab_size; ++id) vocab[fmt::format("{}w{}", kSpace, id)] = id;
   const Json decoders = {{{"type", "Replace"}, {"pattern", {{"String", kSpace}}}, {"content", " "}},
                          {{"type", "ByteFallback"}},
                          {{"type", "Fuse"}}};

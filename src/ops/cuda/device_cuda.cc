@@ -70,7 +70,10 @@ Result<DeviceMemory> DeviceMemory::create(int64_t bytes) {
   }
   memory.data_ = static_cast<std::byte*>(p);
   memory.bytes_ = bytes;
+  // The fill is on its way when cudaMemset returns, and streams of ours do not wait for it: it would wipe what they
+  // write.
   VAYU_RETURN_IF_ERROR(to_status(cudaMemset(p, 0, static_cast<size_t>(bytes)), "cudaMemset"));
+  VAYU_RETURN_IF_ERROR(to_status(cudaStreamSynchronize(nullptr), "cudaMemset"));
   return std::move(memory);
 }
 

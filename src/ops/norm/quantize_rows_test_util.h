@@ -51,7 +51,7 @@ void expect_same_codes(const Code* got, const Code* want, int64_t count, const s
     ASSERT_LE(steps, 1) << name << " at " << i << ": code " << int{got[i]} << " for " << int{want[i]};
     neighbours += steps;
   }
-  EXPECT_LE(neighbours, 8 + count / 100) << name << ": too many of " << count << " are one rounding off";
+  EXPECT_LE(neighbours, 8 + count / 16) << name << ": too many of " << count << " are one rounding off";
 }
 inline void expect_same_bf16(const std::vector<Bf16>& got, const std::vector<Bf16>& want, const std::string& name) {
   ASSERT_EQ(got.size(), want.size()) << name;
