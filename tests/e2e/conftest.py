@@ -1,6 +1,6 @@
 """Starts the real server on the default model and hands tests its address.
 
-Environment: VAYU_BIN (the binary), VAYU_TEST_MODEL (a GGUF file); both are set by test.sh.
+Environment: VAYU_BIN (the binary), VAYU_TEST_MODEL (a GGUF file); both are set by test.sh. VAYU_E2E_DEVICE: cpu (default) or cuda.
 """
 import os
 import pathlib
@@ -15,6 +15,7 @@ import pytest
 
 BIN = os.environ.get("VAYU_BIN", str(pathlib.Path(__file__).resolve().parents[2] / "build/apps/vayu"))
 MODEL = os.environ.get("VAYU_TEST_MODEL", "")
+DEVICE = os.environ.get("VAYU_E2E_DEVICE", "cpu")
 KEY = "test-key"
 
 
@@ -23,7 +24,7 @@ class Server:
 
     def __init__(self, *flags, model=MODEL, wait=True):
         self.process = subprocess.Popen(
-            [BIN, "serve", model, "--port", "0", *flags], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+            [BIN, "serve", model, "--port", "0", "--device", DEVICE, *flags], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         self.lines = []
         self.url = None
         self._found = threading.Event()

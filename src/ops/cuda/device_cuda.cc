@@ -34,7 +34,7 @@ EncodeTiled encode_tiled() {
 Result<DeviceInfo> open_device() {
   int count = 0;
   if (const cudaError_t error = cudaGetDeviceCount(&count); error != cudaSuccess || count == 0) {
-    return make_error(ErrorKind::kUnavailable, "no CUDA device: {}",
+    return make_error(ErrorKind::kUnavailable, "no CUDA device ({}); --device cpu runs without one",
                       error != cudaSuccess ? cudaGetErrorString(error) : "the driver lists none");
   }
   VAYU_RETURN_IF_ERROR(to_status(cudaSetDevice(0), "cudaSetDevice"));

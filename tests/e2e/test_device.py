@@ -1,0 +1,44 @@
+"""Flags that choose where a model runs, and what is said when it cannot run there."""
+import shutil
+import subprocess
+
+import pytest
+from conftest import BIN, MODEL
+
+HAS_GPU = shutil.which("nvidia-smi") is not None
+
+
+def refused(*flags):
+    """The one line a refused start leaves, and its exit code."""
+    r = subprocess.run([BIN, "serve", MODEL, "--port", "0", "--log-level", "off", *flags], capture_output=True, text=True, timeout=60)
+    return r.returncode, r.stderr.strip()
+
+
+@pytest.mark.skipif(HAS_GPU, reason="there is a GPU")
+def test_cuda_without_a_device_says_so_and_what_to_do():
+    code, text = refused("--device", "cuda")
+    assert code == 1
+    assert "CUDA" in text and "--device cpu" in text and "\n" not in text
+
+
+@pytest.mark.parametrize(
+    "flags, names",
+    [
+        (["--device", "tpu"], ["--device", "tpu", "cuda"]),
+        (["--device", "cpu", "--quantization", "fp8"], ["--quantization fp8", "--device cuda"]),
+        (["--device", "cpu", "--kv-cache-dtype", "fp8"], ["--kv-cache-dtype", "fp8"]),
+        (["--device", "cpu", "--backend", "cuda"], ["--backend", "cuda"]),
+    ],
+)
+def test_flags_of_another_device_are_named(flags, names):
+    code, text = refused(*flags)
+    assert code == 1
+    assert all(name in text for name in names), text
+
+
+@pytest.mark.skipif(HAS_GPU, reason="there is a GPU")
+@pytest.mark.parametrize("command", [["bench", "kernels"], ["bench", "steps", "--load-format", "dummy"], ["profile"]])
+def test_gpu_commands_refuse_without_one(command):
+    r = subprocess.run([BIN, *command], capture_output=True, text=True, timeout=60)
+    assert r.returncode != 0
+    assert "CUDA" in r.stderr, r.stderr
