@@ -1,5 +1,3 @@
-#include <cuda_runtime.h>
-
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -7,20 +5,11 @@
 #include "base/check.h"
 #include "ops/attention/device_prefill_kernels.h"
 #include "ops/attention/device_widen.h"
+#include "ops/cuda/num_sms.h"
 #include "ops/cuda/tensor_map.h"
 
 namespace vayu::ops {
 namespace {
-
-int32_t num_sms() {
-  static const int32_t count = [] {
-    int device = 0, sms = 0;
-    VAYU_CHECK(cudaGetDevice(&device) == cudaSuccess, "no current device");
-    VAYU_CHECK(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device) == cudaSuccess, "SM count");
-    return sms;
-  }();
-  return count;
-}
 
 // Tiles over BF16 pages; page_table may be null (see PrefillParams).
 void launch_tiles(CudaStream stream, const DevicePrefill& args, const void* pages, const int32_t* page_table,

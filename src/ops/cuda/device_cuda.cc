@@ -4,6 +4,7 @@
 #include <cuda_runtime.h>
 
 #include "base/check.h"
+#include "ops/cuda/num_sms.h"
 #include "ops/cuda/tensor_map.h"
 
 namespace vayu::ops {
@@ -95,6 +96,16 @@ DeviceMemory::~DeviceMemory() {
   } else {
     cudaFree(data_);
   }
+}
+
+int num_sms() {
+  static const int count = [] {
+    int device = 0, value = 0;
+    cudaGetDevice(&device);
+    cudaDeviceGetAttribute(&value, cudaDevAttrMultiProcessorCount, device);
+    return value;
+  }();
+  return count;
 }
 
 Result<CudaStream> create_stream() {

@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "base/check.h"
+#include "ops/cuda/num_sms.h"
 #include "ops/cuda/tensor_map.h"
 #include "ops/gemm/device_gemm_launch.h"
 
@@ -17,16 +18,6 @@ bool scaled_along_k(const DeviceGemmArgs& args) {
 int32_t shared_bytes(const DeviceGemmArgs& args, int32_t max_width, int32_t stages) {
   const int32_t stage = (kTileRows + max_width) * 128 + (scaled_along_k(args) ? kGemmFactorBytes : 0);
   return kGemmFixedBytes + stages * stage;
-}
-
-int32_t num_sms() {
-  static const int32_t count = [] {
-    int device = 0, sms = 0;
-    cudaGetDevice(&device);
-    cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device);
-    return sms;
-  }();
-  return count;
 }
 
 // One group: the width whose waves of tiles take least. A stage of a tile of width w costs 512 + 5 w cycles of shared

@@ -11,6 +11,7 @@
 // Before: a cluster of blocks along the depth with partial sums in distributed shared memory, 8 to 15 us for the
 // 4608 x 4096 matrix: 288 blocks on 264 places made a second wave, and the barriers of the cluster stood at its end.
 #include "ops/cuda/launch.cuh"
+#include "ops/cuda/num_sms.h"
 #include "ops/cuda/require.h"
 #include "ops/cuda/stream_ring.cuh"
 #include "ops/cuda/tensor_map.h"
@@ -241,18 +242,10 @@ __global__ void __launch_bounds__(kThreads, 1)
   consume<kElementBytes, kWidth, kScaleBlocks>(p, s);
 }
 
-int num_sms() {
-  static const int count = [] {
-    int value = 0;
-    cudaDeviceGetAttribute(&value, cudaDevAttrMultiProcessorCount, 0);
-    return value < kMaxBlocks ? value : kMaxBlocks;
-  }();
-  return count;
-}
-
 template <int kElementBytes, int kWidth, bool kScaleBlocks>
 void launch(CudaStream stream, const StreamLinearArgs& a, const Params& p) {
-  const int blocks = p.units < num_sms() ? p.units : num_sms();
+  const int most = num_sms() < kMaxBlocks ? num_sms() : kMaxBlocks;
+  const int blocks = p.units < most ? p.units : most;
   const LaunchShape shape{dim3(static_cast<unsigned>(blocks)), dim3(kThreads), sizeof(Shared<kWidth>) + 1024, 1};
   const CUtensorMap weights = byte_rows_map(a.weight.data, a.weight.rows, a.weight.row_bytes(), kTileRows);
   const CUtensorMap x = byte_rows_map(a.x.data, a.num_rows, a.weight.row_bytes(), kWidth);

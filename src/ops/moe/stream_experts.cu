@@ -17,6 +17,7 @@
 // global memory. 50 us in place of 44 at one row of six experts: the fence and the counter of a part cost a block more
 // than the 128 KB it saves.
 #include "ops/cuda/launch.cuh"
+#include "ops/cuda/num_sms.h"
 #include "ops/cuda/require.h"
 #include "ops/cuda/stream_ring.cuh"
 #include "ops/cuda/tensor_map.h"
@@ -467,15 +468,6 @@ __global__ void __launch_bounds__(kThreads, 1)
     *p.next_tile = 0;
     *p.blocks_done = 0;
   }
-}
-
-int num_sms() {
-  static const int count = [] {
-    int value = 0;
-    cudaDeviceGetAttribute(&value, cudaDevAttrMultiProcessorCount, 0);
-    return value;
-  }();
-  return count;
 }
 
 CUtensorMap map_of(const DeviceMatrix& m) { return byte_rows_map(m.data, m.rows, m.row_bytes(), kTileRows); }
