@@ -123,14 +123,14 @@ Result<std::unique_ptr<model::LogitModel>> load_cuda_side(const SideFlags& side,
                        side.kv_cache_dtype);
   }
   CudaExecutorOptions options;
-  options.f8_weights = weights == DataFormat::kF8E4M3;
-  options.kv_format = side.kv_cache_dtype == "fp8" ? CudaKvFormat::kF8E4M3 : CudaKvFormat::kBF16;
-  options.num_pages = plan.num_pages;
-  options.max_step_tokens = plan.max_step_tokens;
-  options.max_rows = plan.max_rows;
-  options.max_logits = plan.max_logits;
-  options.max_context = plan.max_context;
-  options.progress = plan.progress;
+  options.model.f8_weights = weights == DataFormat::kF8E4M3;
+  options.model.kv_format = side.kv_cache_dtype == "fp8" ? ops::DeviceKvFormat::kF8E4M3 : ops::DeviceKvFormat::kBF16;
+  options.model.num_pages = plan.num_pages;
+  options.model.max_step_tokens = plan.max_step_tokens;
+  options.model.max_rows = plan.max_rows;
+  options.model.max_logits = plan.max_logits;
+  options.model.max_context = plan.max_context;
+  options.model.progress = plan.progress;
   return load_cuda_logits(std::move(files.recipe), *files.weights, options);
 }
 

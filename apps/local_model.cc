@@ -117,26 +117,26 @@ Result<CudaExecutorOptions> cuda_options(const ModelFiles& files, const LocalMod
         "weights in {} do not run with CUDA: bfloat16 (--dtype bfloat16) and fp8 (--quantization fp8) do",
         format_info(weights).name);
   }
-  out.f8_weights = weights == DataFormat::kF8E4M3;
+  out.model.f8_weights = weights == DataFormat::kF8E4M3;
   const std::string& kv = options.kv_cache_dtype;
   if (kv == "fp8" || kv == "fp8_e4m3") {
-    out.kv_format = CudaKvFormat::kF8E4M3;
+    out.model.kv_format = ops::DeviceKvFormat::kF8E4M3;
   } else if (kv != "auto" && kv != "bf16" && kv != "bfloat16") {
     return field_error("--kv-cache-dtype", "--kv-cache-dtype {}: expected auto (bf16), bf16 or fp8 with CUDA", kv);
   }
   if (options.page_size != 16) {
     return field_error("--page-size", "--page-size {}: CUDA keeps 16 tokens a page", options.page_size);
   }
-  out.num_pages = static_cast<int32_t>(options.max_total_tokens / options.page_size);
-  out.memory_fraction = options.memory_fraction;
-  out.max_step_tokens = options.max_num_batched_tokens;
-  out.max_rows = options.max_num_seqs;
-  out.max_logits = max_logits(options);
-  out.max_context = static_cast<int32_t>(options.max_model_len);
+  out.model.num_pages = static_cast<int32_t>(options.max_total_tokens / options.page_size);
+  out.model.memory_fraction = options.memory_fraction;
+  out.model.max_step_tokens = options.max_num_batched_tokens;
+  out.model.max_rows = options.max_num_seqs;
+  out.model.max_logits = max_logits(options);
+  out.model.max_context = static_cast<int32_t>(options.max_model_len);
   out.graphs = options.cuda_graphs;
   out.overlap = options.overlap;
   out.num_threads = options.threads;
-  out.progress = options.progress;
+  out.model.progress = options.progress;
   return out;
 }
 

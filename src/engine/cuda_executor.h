@@ -6,30 +6,18 @@
 
 #include "core/executor.h"
 #include "loader/checkpoint.h"
+#include "model/device_model.h"
 #include "model/logit_model.h"
 #include "model/recipe.h"
-#include "model/weights.h"
 #include "ops/cuda/types.h"
 
 namespace vayu {
 
-class ThreadPool;
-
-enum class CudaKvFormat : uint8_t { kBF16, kF8E4M3 };
-
 struct CudaExecutorOptions {
-  bool f8_weights = true;
-  CudaKvFormat kv_format = CudaKvFormat::kBF16;
-  int32_t num_pages = 0;         // 0: what memory_fraction leaves
-  double memory_fraction = 0.9;  // of the device's memory, for everything together
-  int32_t max_step_tokens = 4096;
-  int32_t max_rows = 64;
-  int32_t max_logits = 64;
-  int32_t max_context = 0;  // tokens; 0: what the model allows
-  bool graphs = true;       // decode steps run from captured graphs
-  bool overlap = true;      // a step may be launched before the one ahead of it has landed
-  int num_threads = 0;      // for loading; 0: the cores this process may use
-  model::LoadProgress progress;
+  model::DeviceModelOptions model;  // pool and prev_tokens are filled in
+  bool graphs = true;               // decode steps run from captured graphs
+  bool overlap = true;              // a step may be launched before the one ahead of it has landed
+  int num_threads = 0;              // for loading; 0: the cores this process may use
 };
 
 class CudaExecutor : public Executor {

@@ -50,37 +50,28 @@ class CudaExecutorImpl final : public CudaExecutor {
       VAYU_RETURN_IF_ERROR(to_status(cudaEventCreateWithFlags(&step.landed, cudaEventDisableTiming), "event"));
     }
     overlaps_ = options.overlap;
-    max_samples_ = std::max(options.max_logits, options.max_rows);
+    max_samples_ = std::max(options.model.max_logits, options.model.max_rows);
     prev_samples_.reserve(max_samples_);
-    const int32_t context = options.max_context > 0 ? options.max_context : recipe.config.max_context;
+    const int32_t context = options.model.max_context > 0 ? options.model.max_context : recipe.config.max_context;
     // Ahead of the model, which takes all memory that is left.
-    VAYU_ASSIGN_OR_RETURN(samples_, ops::DeviceSampleTable::create(
-                                        {.max_samples = max_samples_,
-                                         .max_edited_rows = options.max_rows,
-                                         .vocab_size = recipe.config.vocab_size,
-                                         .max_list_words = options.max_rows * (context + kListWordsBesideTokens)}));
+    VAYU_ASSIGN_OR_RETURN(samples_,
+                          ops::DeviceSampleTable::create(
+                              {.max_samples = max_samples_,
+                               .max_edited_rows = options.model.max_rows,
+                               .vocab_size = recipe.config.vocab_size,
+                               .max_list_words = options.model.max_rows * (context + kListWordsBesideTokens)}));
     VAYU_ASSIGN_OR_RETURN(sampled_, ops::DeviceMemory::create(2 * max_samples_ * int64_t{sizeof(int32_t)}));
     ThreadPool pool(options.num_threads);
-    VAYU_ASSIGN_OR_RETURN(model_, model::DeviceModel::load(std::move(recipe), checkpoint,
-                                                           {.f8_weights = options.f8_weights,
-                                                            .kv_format = options.kv_format == CudaKvFormat::kBF16
-                                                                             ? ops::DeviceKvFormat::kBF16
-                                                                             : ops::DeviceKvFormat::kF8E4M3,
-                                                            .num_pages = options.num_pages,
-                                                            .memory_fraction = options.memory_fraction,
-                                                            .max_step_tokens = options.max_step_tokens,
-                                                            .max_rows = options.max_rows,
-                                                            .max_logits = options.max_logits,
-                                                            .max_context = options.max_context,
-                                                            .prev_tokens = sampled_tokens(0),
-                                                            .pool = &pool,
-                                                            .progress = options.progress}));
+    model::DeviceModelOptions planned = options.model;
+    planned.pool = &pool;
+    planned.prev_tokens = sampled_tokens(0);
+    VAYU_ASSIGN_OR_RETURN(model_, model::DeviceModel::load(std::move(recipe), checkpoint, std::move(planned)));
     if (options.graphs) VAYU_RETURN_IF_ERROR(model_->capture_graphs(stream_));
     limits_ = {.vocab_size = model_->config().vocab_size,
                .page_size = model::kDevicePageSize,
                .num_pages = model_->options().num_pages,
-               .max_step_tokens = options.max_step_tokens,
-               .max_rows = options.max_rows,
+               .max_step_tokens = options.model.max_step_tokens,
+               .max_rows = options.model.max_rows,
                .max_context = model_->options().max_context};
     return {};
   }

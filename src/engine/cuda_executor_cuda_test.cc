@@ -123,13 +123,13 @@ void expect_same(const Answers& got, const Answers& want) {
 }
 
 CudaExecutorOptions small_options(bool graphs, bool overlap) {
-  return {.f8_weights = false,
-          .num_pages = 512,
-          .memory_fraction = 0.5,
-          .max_step_tokens = 128,
-          .max_rows = 16,
-          .max_logits = 16,
-          .max_context = 1024,
+  return {.model = {.f8_weights = false,
+                    .num_pages = 512,
+                    .memory_fraction = 0.5,
+                    .max_step_tokens = 128,
+                    .max_rows = 16,
+                    .max_logits = 16,
+                    .max_context = 1024},
           .graphs = graphs,
           .overlap = overlap};
 }

@@ -34,19 +34,9 @@ class CudaLogits final : public model::LogitModel {
 Result<std::unique_ptr<model::LogitModel>> load_cuda_logits(model::Recipe recipe, const loader::Checkpoint& checkpoint,
                                                             const CudaExecutorOptions& options) {
   ThreadPool pool(options.num_threads);
-  VAYU_ASSIGN_OR_RETURN(auto model, model::DeviceModel::load(std::move(recipe), checkpoint,
-                                                             {.f8_weights = options.f8_weights,
-                                                              .kv_format = options.kv_format == CudaKvFormat::kBF16
-                                                                               ? ops::DeviceKvFormat::kBF16
-                                                                               : ops::DeviceKvFormat::kF8E4M3,
-                                                              .num_pages = options.num_pages,
-                                                              .memory_fraction = options.memory_fraction,
-                                                              .max_step_tokens = options.max_step_tokens,
-                                                              .max_rows = options.max_rows,
-                                                              .max_logits = options.max_logits,
-                                                              .max_context = options.max_context,
-                                                              .pool = &pool,
-                                                              .progress = options.progress}));
+  model::DeviceModelOptions planned = options.model;
+  planned.pool = &pool;
+  VAYU_ASSIGN_OR_RETURN(auto model, model::DeviceModel::load(std::move(recipe), checkpoint, std::move(planned)));
   VAYU_ASSIGN_OR_RETURN(ops::CudaStream stream, ops::create_stream());
   return std::unique_ptr<model::LogitModel>(std::make_unique<CudaLogits>(std::move(model), stream));
 }
