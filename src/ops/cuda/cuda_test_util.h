@@ -35,7 +35,10 @@ class DeviceArray {
     EXPECT_TRUE(copy_to_device(memory_.data(), values.data(), bytes(), nullptr).ok());
     EXPECT_TRUE(synchronize(nullptr).ok());
   }
-  void poison() { EXPECT_TRUE(fill_device(memory_.data(), 0xFF, bytes(), nullptr).ok()); }
+  void poison() {
+    EXPECT_TRUE(fill_device(memory_.data(), 0xFF, bytes(), nullptr).ok());
+    EXPECT_TRUE(synchronize(nullptr).ok());  // timed calls run on streams of their own
+  }
   // Waits for the default stream, on which the tests run.
   std::vector<T> host() const {
     std::vector<T> values(size_);
