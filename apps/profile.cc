@@ -8,6 +8,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <numeric>
+#include <optional>
 
 #include "apps/commands.h"
 #include "apps/run_record.h"
@@ -20,6 +21,7 @@ using nlohmann::ordered_json;
 
 struct ProfileFlags {
   bench::ProfileOptions run;
+  std::optional<int32_t> decode_rows;
   std::string trace_path;
   std::string json_path;
 };
@@ -69,7 +71,10 @@ std::string to_json(const ProfileFlags& flags, const StepProfile& profile, const
 }
 
 Status profile(ProfileFlags& flags) {
-  if (flags.run.decode_rows == 0 && flags.run.prompts.empty()) flags.run.decode_rows = 32;
+  flags.run.decode_rows = flags.decode_rows.value_or(flags.run.prompts.empty() ? 32 : 0);
+  if (flags.run.decode_rows == 0 && flags.run.prompts.empty()) {
+    return field_error("--decode", "--decode 0 without --prompts: a step of nothing");
+  }
   VAYU_ASSIGN_OR_RETURN(const StepProfile profile, bench::profile_steps(flags.run));
   const std::vector<KernelTotal> totals = kernel_totals(profile.records);
   print_profile(profile, totals);
@@ -87,8 +92,8 @@ void add_profile_command(CLI::App& root, int& exit_code) {
   flags->run.model = "sarvam-30b";
   command->add_option("--model,MODEL", flags->run.model, "As for serve")->capture_default_str();
   add_model_flags(*command, flags->run.options);
-  command->add_option("--decode", flags->run.decode_rows, "Decode rows of a step (default, without --prompts: 32)")
-      ->check(CLI::Range(1, 128));
+  command->add_option("--decode", flags->decode_rows, "Decode rows of a step (default: 32, beside --prompts none)")
+      ->check(CLI::Range(0, 128));
   command->add_option("--context", flags->run.context, "Tokens of a decode row, the new one included")
       ->check(CLI::Range(2, 1 << 20))
       ->capture_default_str();

@@ -50,6 +50,7 @@ Result<StepProfile> profile_steps(const ProfileOptions& o) {
     const int64_t launched = KernelTrace::now_ns();
     executor.wait(output);
     const int64_t end = KernelTrace::now_ns();
+    if (output.failure) return *output.failure;
     profile.spans.push_back({"launch", begin, launched});
     profile.spans.push_back({"wait", launched, end});
     profile.step_us.push_back(static_cast<double>(end - begin) * 1e-3);

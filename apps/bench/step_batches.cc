@@ -34,6 +34,16 @@ class EvenRouting final : public loader::Checkpoint {
   std::shared_ptr<const loader::Checkpoint> dummy_;
 };
 
+// Outlives every batch that points to it.
+const SamplingParams& greedy() {
+  static const SamplingParams params = [] {
+    SamplingParams made;
+    made.temperature = 0;
+    return made;
+  }();
+  return params;
+}
+
 }  // namespace
 
 std::shared_ptr<const loader::Checkpoint> even_routing(std::shared_ptr<const loader::Checkpoint> dummy) {
@@ -42,7 +52,6 @@ std::shared_ptr<const loader::Checkpoint> even_routing(std::shared_ptr<const loa
 
 StepBatch::StepBatch(int32_t vocab_size, int32_t page_size, int32_t pages_each)
     : vocab_size_(vocab_size), page_size_(page_size), pages_each_(pages_each) {
-  greedy_.temperature = 0;
   batch_.clear();
 }
 
@@ -62,7 +71,8 @@ void StepBatch::add(int32_t sequence, int32_t first, int32_t count) {
   batch_.qo_indptr.push_back(batch_.num_tokens());
   batch_.kv_indptr.push_back(static_cast<int32_t>(batch_.page_table.size()));
   batch_.kv_lens.push_back(length);
-  batch_.samples.push_back({.logit_row = batch_.num_logits(), .seq = static_cast<SeqId>(sequence), .params = &greedy_});
+  batch_.samples.push_back(
+      {.logit_row = batch_.num_logits(), .seq = static_cast<SeqId>(sequence), .params = &greedy()});
   batch_.logit_rows.push_back(batch_.num_tokens() - 1);
 }
 

@@ -30,7 +30,6 @@ class StepBatch {
   int32_t page_size_;
   int32_t pages_each_;
   std::mt19937 random_{12345};
-  SamplingParams greedy_;
   Batch batch_;
 };
 

@@ -163,9 +163,9 @@ DeviceBuffers::Places DeviceBuffers::places(const ModelConfig& config, const Dev
   p.decode_rows = take(rows);
   p.num_valid = take(1);
   p.tiles = take(tiles * static_cast<int64_t>(sizeof(ops::PrefillTile) / sizeof(int32_t)));
-  p.page_table = at;
-  at += options.max_rows * row_pages;
-  if (wide_capacity(config, options) > 0) at += options.max_rows * row_pages;  // wide_sources
+  // The last of them rounded up like the others: the second batch begins at the end of the first, and its tiles are
+  // written 16 bytes at a time.
+  p.page_table = take(options.max_rows * row_pages * (wide_capacity(config, options) > 0 ? 2 : 1));  // + wide_sources
   p.end = at;
   return p;
 }

@@ -37,8 +37,14 @@ def test_flags_of_another_device_are_named(flags, names):
 
 
 @pytest.mark.skipif(HAS_GPU, reason="there is a GPU")
-@pytest.mark.parametrize("command", [["bench", "kernels"], ["bench", "steps", "--load-format", "dummy"], ["profile"]])
+@pytest.mark.parametrize("command", [["bench", "kernels"], ["bench", "steps", "--load-format", "dummy"], ["profile"], ["profile", "--decode", "0", "--prompts", "64"]])
 def test_gpu_commands_refuse_without_one(command):
     r = subprocess.run([BIN, *command], capture_output=True, text=True, timeout=60)
     assert r.returncode != 0
     assert "CUDA" in r.stderr, r.stderr
+
+
+def test_a_profile_of_nothing_is_refused():
+    r = subprocess.run([BIN, "profile", "--decode", "0"], capture_output=True, text=True, timeout=60)
+    assert r.returncode == 2
+    assert "--decode 0" in r.stderr, r.stderr
