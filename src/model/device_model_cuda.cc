@@ -85,12 +85,18 @@ class DeviceModelImpl final : public DeviceModel {
       : recipe_(std::move(recipe)), options_(std::move(options)) {}
   ~DeviceModelImpl() override {
     for (const Graph& graph : graphs_) cudaGraphExecDestroy(graph.executable);
+    if (side_.stream != nullptr) ops::destroy_stream(side_.stream);
   }
 
   Status load(const loader::Checkpoint& checkpoint) {
     VAYU_ASSIGN_OR_RETURN(const ops::DeviceInfo device, ops::open_device());
     if (options_.max_context == 0) options_.max_context = config().max_context;
     VAYU_RETURN_IF_ERROR(check_supported(config(), options_));
+    if (options_.shared_expert != SharedExpert::kInLine && config().moe.shared_ffn > 0) {
+      VAYU_ASSIGN_OR_RETURN(side_.stream, ops::create_stream());
+      VAYU_ASSIGN_OR_RETURN(side_.fork, ops::StreamEvent::create());
+      VAYU_ASSIGN_OR_RETURN(side_.join, ops::StreamEvent::create());
+    }
     memory_.total = device.total_bytes;
     const DeviceBufferPlan plan = plan_device_buffers(config(), options_);
     const int64_t weights = weight_estimate(checkpoint, config(), options_.f8_weights);
@@ -182,7 +188,7 @@ class DeviceModelImpl final : public DeviceModel {
   }
 
   DeviceStepContext context() const {
-    return {config(), options_, weights_, buffers_.act, buffers_.inputs(), kv_.data()};
+    return {config(), options_, weights_, buffers_.act, buffers_.inputs(), kv_.data(), side_};
   }
 
   // The captured size a batch of one-token rows is padded to; 0: none.
@@ -236,6 +242,7 @@ class DeviceModelImpl final : public DeviceModel {
   DeviceWeights weights_;
   DeviceBuffers buffers_;
   ops::DeviceMemory kv_;  // (num_layers, num_pages, page_bytes)
+  SideStream side_;
   DeviceMemoryPlan memory_;
   StepShape shape_;            // of the last launch
   std::vector<Graph> graphs_;  // by context, then by rows

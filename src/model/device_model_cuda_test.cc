@@ -4,10 +4,12 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <numeric>
 
 #include "loader/json_config.h"
 #include "model/dummy_checkpoint.h"
+#include "model/geometries.h"
 #include "model/model.h"
 #include "model/registry.h"
 #include "model/testing/batch_builder.h"
@@ -30,6 +32,9 @@ struct Variant {
   bool f8 = false;
   ops::DeviceKvFormat kv = ops::DeviceKvFormat::kBF16;
   bool graphs = false;
+  SharedExpert shared_expert = SharedExpert::kInLine;
+  int32_t router_blocks = 20;
+  int32_t max_tokens = kMaxTokens;
 };
 
 Recipe recipe_from(const Json& config) {
@@ -63,11 +68,13 @@ class Runner {
     DeviceModelOptions options;
     options.f8_weights = setup.f8;
     options.kv_format = setup.kv;
+    options.shared_expert = setup.shared_expert;
+    options.router_blocks = setup.router_blocks;
     options.num_pages = 256;
-    options.max_step_tokens = kMaxTokens;
+    options.max_step_tokens = setup.max_tokens;
     options.max_rows = 32;
     options.max_logits = kMaxTokens;
-    options.max_context = std::min(recipe.config.max_context, 2048);
+    options.max_context = std::min(recipe.config.max_context, 4096);
     auto model = DeviceModel::load(std::move(recipe), *weights, options);
     EXPECT_TRUE(model.ok()) << model.error().message;
     model_ = std::move(*model);
@@ -92,6 +99,22 @@ class Runner {
     for (int32_t i = 0; i < batch.num_logits(); ++i)
       rows.emplace_back(&all[i * int64_t{vocab_}], &all[(i + 1) * int64_t{vocab_}]);
     return rows;
+  }
+
+  // Time of a step, and of the same as part of a graph, in us.
+  double time(const Batch& batch) {
+    return ops::median_us([&](ops::CudaStream stream) { EXPECT_TRUE(model_->launch(batch, stream).ok()); }).value();
+  }
+  double time_captured(const Batch& batch) {
+    const auto call = [&](ops::CudaStream stream, int) { EXPECT_TRUE(model_->launch(batch, stream).ok()); };
+    return ops::chained_us(call, 2, 2).value();
+  }
+  std::vector<float> logits(int32_t rows) const {
+    std::vector<float> all(rows * int64_t{vocab_});
+    const auto bytes = static_cast<int64_t>(all.size() * sizeof(float));
+    EXPECT_TRUE(ops::copy_to_host(all.data(), model_->logits(), bytes, stream_).ok());
+    EXPECT_TRUE(ops::synchronize(stream_).ok());
+    return all;
   }
 
   // All logits of a prompt, `chunk` tokens a step.
@@ -301,6 +324,93 @@ TEST(DeviceModelCuda, MixedBatchesKeepRowsApart) {
   for (const char* variant : {"qwen3", "sarvam_mla_flat"}) {
     SCOPED_TRACE(variant);
     expect_rows_apart(random, dense_config(variant));
+  }
+}
+
+// A prompt from its first token on.
+Batch prompt_batch(const std::vector<int32_t>& tokens, bool all_logits) {
+  TestSequence sequence{tokens, std::vector<PageId>(tokens.size() / kDevicePageSize + 1), 0};
+  std::iota(sequence.pages.rbegin(), sequence.pages.rend(), 3);
+  Batch batch;
+  append_row(batch, sequence, static_cast<int32_t>(tokens.size()), kDevicePageSize, all_logits);
+  return batch;
+}
+
+// Both streams run the same kernels over the same numbers, cut into other tiles at most, which changes no sum.
+TEST(DeviceModelCuda, SharedExpertOnASecondStreamIsTheOneInLine) {
+  VAYU_NEEDS_DEVICE();
+  TestRandom random;
+  for (const char* variant : {"sarvam_moe_base", "sarvam_moe_experts128", "sarvam_mla_flat"}) {
+    const Json config = config_named(variant);
+    const auto tokens = random_tokens(random, 500, config.at("vocab_size"));
+    for (const bool f8 : {false, true}) {
+      Variant setup{.f8 = f8};
+      Runner in_line(config, setup);
+      const Logits want = in_line.run(tokens, kMaxTokens), want_chunks = in_line.run(tokens, 170);
+      for (const SharedExpert place : {SharedExpert::kBesideRouter, SharedExpert::kBesideExperts}) {
+        for (const int32_t router_blocks : {0, 20}) {
+          SCOPED_TRACE(::testing::Message() << variant << " f8 " << f8 << " place " << static_cast<int>(place)
+                                            << " router blocks " << router_blocks);
+          setup.shared_expert = place;
+          setup.router_blocks = router_blocks;
+          Runner runner(config, setup);
+          for (int i = 0; i < 3; ++i) {
+            ASSERT_EQ(runner.run(tokens, kMaxTokens), want);
+            ASSERT_EQ(runner.run(tokens, 170), want_chunks);
+          }
+        }
+      }
+    }
+  }
+}
+
+// The fork and the join become edges of a captured graph.
+TEST(DeviceModelCuda, SharedExpertOnASecondStreamCanBeCaptured) {
+  VAYU_NEEDS_DEVICE();
+  TestRandom random;
+  const Json config = config_named("sarvam_moe_base");
+  const auto tokens = random_tokens(random, 400, config.at("vocab_size"));
+  const Batch batch = prompt_batch(tokens, true);
+  Runner in_line(config, {.f8 = true});
+  in_line.step(batch);
+  for (const SharedExpert place : {SharedExpert::kBesideRouter, SharedExpert::kBesideExperts}) {
+    Runner runner(config, {.f8 = true, .shared_expert = place});
+    EXPECT_GT(runner.time_captured(batch), 0);
+    EXPECT_EQ(runner.logits(batch.num_logits()), in_line.logits(batch.num_logits())) << static_cast<int>(place);
+  }
+}
+
+// Prompts through a dense and three MoE layers of sarvam-30b.
+TEST(DeviceModelCuda, Speed) {
+  VAYU_NEEDS_DEVICE();
+  if (std::getenv("VAYU_SPEED") == nullptr) GTEST_SKIP() << "VAYU_SPEED is not set";
+  TestRandom random;
+  Json config = Json::parse(find_geometry("sarvam-30b")->config_json);
+  config["num_hidden_layers"] = 4;
+  config["vocab_size"] = 8192;
+  std::vector<Batch> batches;
+  for (const int32_t count : {3584, 1024}) batches.push_back(prompt_batch(random_tokens(random, count, 8192), false));
+  Variant setup{.f8 = true, .kv = ops::DeviceKvFormat::kF8E4M3, .max_tokens = 4096};
+  std::vector<std::vector<float>> want;
+  for (const auto& [place, router_blocks] : {std::pair{SharedExpert::kInLine, 0},
+                                             {SharedExpert::kBesideRouter, 0},
+                                             {SharedExpert::kBesideRouter, 12},
+                                             {SharedExpert::kBesideRouter, 20},
+                                             {SharedExpert::kBesideRouter, 28},
+                                             {SharedExpert::kBesideExperts, 0},
+                                             {SharedExpert::kBesideExperts, 20}}) {
+    setup.shared_expert = place;
+    setup.router_blocks = router_blocks;
+    Runner runner(config, setup);
+    for (size_t i = 0; i < batches.size(); ++i) {
+      const double us = runner.time(batches[i]), again = runner.time(batches[i]);
+      std::printf(
+          "SPEED device_model sarvam-30b 1+3 layers, %d tokens, shared expert %d, router blocks %d: %.1f us, "
+          "again %.1f us\n",
+          batches[i].num_tokens(), static_cast<int>(place), router_blocks, us, again);
+      if (place == SharedExpert::kInLine) want.push_back(runner.logits(1));
+      EXPECT_EQ(runner.logits(1), want[i]);
+    }
   }
 }
 

@@ -3,8 +3,15 @@
 
 #include "model/device_buffers.h"
 #include "model/device_weights.h"
+#include "ops/cuda/device.h"
 
 namespace vayu::model {
+
+// The second stream of a step, and where it leaves the first and comes back.
+struct SideStream {
+  ops::CudaStream stream = nullptr;  // null: there is none
+  ops::StreamEvent fork, join;
+};
 
 struct DeviceStepContext {
   const ModelConfig& config;
@@ -13,6 +20,7 @@ struct DeviceStepContext {
   const DeviceActivations& act;
   DeviceInputs inputs;
   std::byte* kv;  // (num_layers, num_pages, page_bytes)
+  const SideStream& side;
 };
 
 // Enqueues kernels and nothing else: what a graph is captured from.

@@ -7,6 +7,7 @@
 #include "ops/attention/device_decode.h"
 #include "ops/attention/device_mla.h"
 #include "ops/attention/device_prefill.h"
+#include "ops/cuda/num_sms.h"
 #include "ops/gemm/device_gather.h"
 #include "ops/gemm/device_gemm.h"
 #include "ops/gemm/device_head_linear.h"
@@ -286,7 +287,7 @@ class StepLauncher {
     linear(layer.down, inner, out);
   }
 
-  void route(const DeviceLayer& layer, int32_t index) {
+  void route(const DeviceLayer& layer, int32_t index, int32_t max_blocks) {
     const ops::RouterShape& router = config_.moe.router;
     const StepScope watched = scope(StepOperator::kRouter, index);
     ops::device_route_cuda(stream_, {.shape = router,
@@ -300,7 +301,8 @@ class StepLauncher {
                                      .expert_indptr = act_.expert_indptr,
                                      .sorted_tokens = act_.sorted_tokens,
                                      .pair_position = act_.pair_position,
-                                     .scratch = act_.route_scratch});
+                                     .scratch = act_.route_scratch,
+                                     .max_blocks = max_blocks});
   }
 
   // Returns the shared expert's rows where the same launch made them, else null.
@@ -331,10 +333,44 @@ class StepLauncher {
     return nullptr;
   }
 
+  // Whether this step's shared expert goes to the second stream. What is watched runs in line, so that an operator's
+  // time is its own. Up to kStreamRows the linears would share a workspace with those of the first stream.
+  bool has_side(const DeviceLayer& layer) const {
+    return c_.side.stream != nullptr && layer.gate_up.rows > 0 && c_.options.observer == nullptr &&
+           shape_.num_tokens > std::max(c_.options.max_experts_stream, kStreamRows);
+  }
+
+  // From the fork, behind the norm, to the join. It reads x and writes mlp and delta. The first stream reads x too, and
+  // has no use for the other two between the norm, which was the last to read delta, and the join. Both products may
+  // start when there is room for their blocks, so the router, whose blocks need each other, is launched first; none of
+  // these waits for anything the router does.
+  void shared_expert_beside(const DeviceLayer& layer, int32_t index) {
+    const StepScope named(nullptr, StepOperator::kSharedExpert, index, c_.side.stream);
+    c_.side.fork.hold_back(c_.side.stream);
+    ActRows inner = act_.mlp, out;
+    inner.cols = layer.gate_up.rows / 2;
+    out.data = act_.delta;
+    out.cols = layer.down.rows;
+    const int32_t sms = std::max(ops::num_sms() - c_.options.router_blocks, 2);
+    const auto multiply = [&](const ops::DeviceGemmArgs& args) {
+      ops::device_gemm_cuda(c_.side.stream, args, ops::device_gemm_plan(args, sms));
+    };
+    multiply({.weight = layer.gate_up, .x = act_.x, .out = inner, .swiglu = true, .num_rows = shape_.num_tokens});
+    multiply({.weight = layer.down, .x = inner, .out = out, .num_rows = shape_.num_tokens});
+    c_.side.join.record(c_.side.stream);
+  }
+
   void experts(const DeviceLayer& layer, int32_t index, const float* next_norm) {
-    route(layer, index);
+    const bool side = has_side(layer), early = c_.options.shared_expert == SharedExpert::kBesideRouter;
+    if (side) c_.side.fork.record(stream_);
+    route(layer, index, side ? c_.options.router_blocks : 0);
+    if (side) shared_expert_beside(layer, index);
+    if (side && early) c_.side.join.hold_back(stream_);
     const Bf16* shared_out = routed_experts(layer, index);
-    if (layer.gate_up.rows > 0 && shared_out == nullptr) {
+    if (side) {
+      if (!early) c_.side.join.hold_back(stream_);
+      shared_out = act_.delta;
+    } else if (layer.gate_up.rows > 0 && shared_out == nullptr) {
       const StepScope watched = scope(StepOperator::kSharedExpert, index);
       mlp(layer, act_.x, act_.delta);
       shared_out = act_.delta;

@@ -10,6 +10,8 @@
 #include "base/result.h"
 #include "ops/cuda/types.h"
 
+struct CUevent_st;
+
 namespace vayu::ops {
 
 struct DeviceInfo {
@@ -50,6 +52,25 @@ class DeviceMemory {
   std::byte* data_ = nullptr;
   int64_t bytes_ = 0;
   bool pinned_ = false;
+};
+
+// A point of one stream that others wait for. Recording and waiting may be captured into a graph; errors are found by
+// last_launch().
+class StreamEvent {
+ public:
+  StreamEvent() = default;
+  static Result<StreamEvent> create();
+  ~StreamEvent();
+  StreamEvent(StreamEvent&& other) noexcept { std::swap(event_, other.event_); }
+  StreamEvent& operator=(StreamEvent&& other) noexcept {
+    std::swap(event_, other.event_);
+    return *this;
+  }
+  void record(CudaStream stream) const;     // behind all that the stream was given so far
+  void hold_back(CudaStream stream) const;  // what the stream is given from here on waits for the point last recorded
+
+ private:
+  CUevent_st* event_ = nullptr;
 };
 
 Result<CudaStream> create_stream();

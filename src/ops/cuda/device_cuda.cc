@@ -108,6 +108,17 @@ int num_sms() {
   return count;
 }
 
+Result<StreamEvent> StreamEvent::create() {
+  StreamEvent event;
+  VAYU_RETURN_IF_ERROR(to_status(cudaEventCreateWithFlags(&event.event_, cudaEventDisableTiming), "event"));
+  return std::move(event);
+}
+StreamEvent::~StreamEvent() {
+  if (event_ != nullptr) cudaEventDestroy(event_);
+}
+void StreamEvent::record(CudaStream stream) const { cudaEventRecord(event_, stream); }
+void StreamEvent::hold_back(CudaStream stream) const { cudaStreamWaitEvent(stream, event_, 0); }
+
 Result<CudaStream> create_stream() {
   cudaStream_t stream = nullptr;
   VAYU_RETURN_IF_ERROR(to_status(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreate"));
