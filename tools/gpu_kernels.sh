@@ -9,13 +9,9 @@
 # Tables and JSON go to $OUT (default build-gpu/out), files for bench/results/ among them; COMMIT names the commit.
 set -uo pipefail
 cd "$(dirname "$0")/.."
-[ -d build-gpu/bin ] && [ ! build-gpu/pack.tar.xz -nt build-gpu/bin ] || { tar -C build-gpu -xJf build-gpu/pack.tar.xz && touch build-gpu/bin; }
-export LD_LIBRARY_PATH=$PWD/build-gpu/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH} VAYU_SOURCE_DIR=$PWD
-OUT=${OUT:-build-gpu/out}
-export COMMIT=${COMMIT:-$(git rev-parse --short HEAD 2>/dev/null || echo unknown)}
+. tools/gpu_env.sh
 DTYPES=${DTYPES:-fp8 bf16}
 VAYU=build-gpu/bin/vayu
-mkdir -p "$OUT"
 failed=0
 
 flags_of() { [ "$1" = fp8 ] && echo --quantization fp8 --kv-cache-dtype fp8 || echo --dtype bfloat16 --kv-cache-dtype bf16; }
@@ -44,6 +40,8 @@ profile() {
     --steps 4 --trace "$OUT/profile_mixed.trace.json" 2>&1 | tee "$OUT/profile_mixed.txt" || failed=1
   $VAYU profile --model sarvam-30b --load-format dummy $(flags_of fp8) --decode 32 --context 3650 --steps 4 \
     --trace "$OUT/profile_decode.trace.json" 2>&1 | tee "$OUT/profile_decode.txt" || failed=1
+  $VAYU profile --model sarvam-30b --load-format dummy $(flags_of fp8) --prompts 3584 --steps 2 \
+    --trace "$OUT/profile_prompt.trace.json" 2>&1 | tee "$OUT/profile_prompt.txt" || failed=1
 }
 
 case "${1:-all}" in

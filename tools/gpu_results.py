@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Files for bench/results/ from what tools/gpu_kernels.sh left in a folder: a layer in each shape, and whole steps."""
+"""Files for bench/results/ from what tools/gpu_kernels.sh and tools/gpu_proof.sh left in a folder: a layer in each shape, whole steps,
+and what tests and sanitizers found."""
 
 import json
 import os
@@ -28,10 +29,30 @@ def layer_metrics(shape):
     return metrics
 
 
+def write_proof(folder):
+    """Counts of both runs in one file. A run that is not in the folder keeps what the last file has of the same commit."""
+    runs = [json.loads(path.read_text()) for path in sorted(folder.glob("proof_*.json"))]
+    if not runs:
+        return
+    commits = {run["commit"] for run in runs}
+    if len(commits) > 1:
+        sys.exit(f"{folder}: runs of several commits: {', '.join(sorted(commits))}")
+    last = pathlib.Path(__file__).parent.parent / "bench/results/h200_proof.json"
+    before = json.loads(last.read_text()) if last.exists() else {}
+    metrics = before["metrics"] if before.get("commit") == runs[0]["commit"] else {}
+    notes = []
+    for run in runs:
+        for suite, entry in run["suites"].items():
+            metrics |= {f"{suite}_{state}": entry[state] for state in ("passed", "failed", "cut", "not_run")}
+            notes += [f"{suite} {state.replace('_', ' ')}: {' '.join(names)}" for state, names in entry["names"].items()]
+    source = {"hardware": runs[0]["hardware"], "command": "; ".join(run["command"] for run in runs), "commit": runs[0]["commit"]}
+    write(folder, "h200_proof", source, metrics, "; ".join(notes) or "all tests ran to their end")
+
+
 def write(folder, name, source, metrics, notes):
     record = {
         "name": name,
-        "commit": os.environ.get("COMMIT", "unknown"),
+        "commit": source.get("commit") or os.environ.get("COMMIT", "unknown"),
         "hardware": source["hardware"],
         "command": source["command"],
         "metrics": metrics,
@@ -43,6 +64,7 @@ def write(folder, name, source, metrics, notes):
 
 def main():
     folder = pathlib.Path(sys.argv[1])
+    write_proof(folder)
     for dtype, suffix in (("fp8", ""), ("bf16", "_bf16")):
         kernels = folder / f"kernels_{dtype}.json"
         if kernels.exists():

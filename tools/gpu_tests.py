@@ -1,0 +1,202 @@
+#!/usr/bin/env python3
+"""Runs the CUDA tests in parallel, plain or under compute-sanitizer, a process a test: what tools/gpu_proof.sh calls.
+
+    tools/gpu_tests.py tests [FILTER]       everything
+    tools/gpu_tests.py sanitize [FILTER]    memcheck over ops, models and engine, then racecheck over ops
+
+FILTER: patterns of gtest, as 'DeviceGemm*:*NaN*'. Within --seconds as much runs as can: memcheck first, its long tests ahead;
+then racecheck, the short tests ahead, which are all kernels at small sizes. What found no time is listed. Logs and counts go to
+--out: tests.log or memcheck.log and racecheck.log, and proof_tests.json or proof_sanitize.json for tools/gpu_results.py.
+"""
+import argparse
+import collections
+import concurrent.futures
+import fnmatch
+import json
+import os
+import pathlib
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+SUITES = ("ops", "model", "engine")
+STATES = ("passed", "failed", "skipped", "cut", "not_run")
+# Seconds that tests took plain, twelve at once, where more than two; the others took less.
+SLOW = {
+    "StreamExpertsCuda.IsTheReference": 28, "DeviceGemmCuda.EveryPlanIsTheReference": 16, "StreamLinearCuda.IsTheReference": 15,
+    "DeviceGemmCuda.ManyTilesABlockAreTheReference": 11, "DeviceGemmCuda.GroupedIsTheReference": 9,
+    "DeviceDecodeCuda.LastKeysWrittenByTheKernelBefore": 8, "DeviceHeadLinearCuda.IsTheReference": 7,
+    "DeviceGemmCuda.SwigluIsTheReference": 6, "DeviceDecodeCuda.RaggedMixedBatchesAndPageEdges": 5,
+    "DeviceMlaCuda.ChunksAndDecodeRowsTogether": 5, "DeviceDecodeCuda.ManySplitsOfALongRow": 5,
+    "DevicePrefillCuda.LongPrompts": 4, "DeviceSampleCuda.LargeVocabularyEqualsReference": 4,
+    "DeviceGemmCuda.DenseIsTheReference": 4, "DeviceRouteCuda.ManyTokens": 4, "DeviceDecodeCuda.AnyNumberOfRows": 4,
+    "DevicePrefillCuda.RaggedBatches": 4, "DeviceModelCuda.DenseModelsAreTheCpusHoweverTheyAreCut": 4,
+    "DeviceDecodeCuda.Repeats": 3, "DeviceSampleCuda.EqualsReferenceOnRandomTasks": 3, "DeviceRouteCuda.OtherShapes": 3,
+    "DeviceHeadLinearCuda.ManyTokens": 3, "DeviceModelCuda.ExpertsAgreeWithTheCpus": 3,
+}
+SUMMARY = {"memcheck": r"ERROR SUMMARY: (\d+) error", "racecheck": r"RACECHECK SUMMARY: (\d+) hazard"}
+TOLD = re.compile(r"Failure|FAILED  |check failed|Expected|Which is|actual|^## (exit code [^0]|not ended)|"
+                  r"========= (?!COMPUTE-SANITIZER).*\S")
+
+Job = collections.namedtuple("Job", "tool suite test")
+Outcome = collections.namedtuple("Outcome", "state seconds text")
+
+
+def list_tests(binary):
+    """Names without the speed tests, which only time."""
+    lines = subprocess.run([binary, "--gtest_list_tests"], capture_output=True, text=True, check=True).stdout.splitlines()
+    suite, names = "", []
+    for line in lines:
+        if line.startswith("  "):
+            names.append(suite + line.split("#")[0].strip())
+        elif line.endswith("."):
+            suite = line
+    return [name for name in names if "Speed" not in name]
+
+
+def plan(mode, tests, patterns):
+    """Jobs in the order they are begun in."""
+    def jobs(tool, suites):
+        return [Job(tool, suite, test) for suite in suites for test in tests[suite]
+                if any(fnmatch.fnmatchcase(test, pattern) for pattern in patterns.split(":"))]
+
+    def seconds(job):
+        return SLOW.get(job.test, 1)
+
+    if mode == "tests":
+        return sorted(jobs("plain", SUITES), key=seconds, reverse=True)
+    return sorted(jobs("memcheck", SUITES), key=seconds, reverse=True) + sorted(jobs("racecheck", ["ops"]), key=seconds)
+
+
+def judge(job, text, code, ended):
+    """passed, failed, skipped or cut (not ended, nothing found until then)."""
+    found = [int(n) for n in re.findall(SUMMARY[job.tool], text)] if job.tool in SUMMARY else []
+    broken = "[  FAILED  ]" in text or sum(found) > 0 or re.search(r"========= (Error|Warning): Race|========= Invalid ", text)
+    if not ended:
+        return "failed" if broken or job.tool == "plain" else "cut"
+    if "terminated before first instrumented API call" in text:  # a test without device code: no summary, and an error of its own
+        return "failed" if broken else "skipped"
+    if broken or code != 0 or (job.tool in SUMMARY and not found):
+        return "failed"
+    return "passed" if "[       OK ]" in text else "skipped"
+
+
+class Runner:
+    def __init__(self, binaries, out, jobs, seconds, limit):
+        self.binaries, self.jobs, self.limit = binaries, jobs, limit
+        self.end = time.monotonic() + seconds
+        self.lock = threading.Lock()
+        self.logs = {tool: open(out / ("tests.log" if tool == "plain" else f"{tool}.log"), "w") for tool in {j.tool for j in jobs}}
+        self.outcomes = {}
+
+    def command(self, job):
+        sanitizer = ["compute-sanitizer", "--tool", job.tool, "--error-exitcode", "99", "--print-limit", "20"]
+        return [*(sanitizer if job.tool in SUMMARY else []), self.binaries[job.suite], f"--gtest_filter={job.test}"]
+
+    def run(self, job):
+        begin = time.monotonic()
+        limit = min(self.limit, self.end - begin)
+        if limit < 1:
+            return self.keep(job, Outcome("not_run", 0, ""))
+        process = subprocess.Popen(self.command(job), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                                   errors="replace", start_new_session=True)
+        ended = True
+        try:
+            text, _ = process.communicate(timeout=limit)
+        except subprocess.TimeoutExpired:
+            ended = False
+            os.killpg(process.pid, signal.SIGKILL)
+            text, _ = process.communicate()
+        text += f"\n## exit code {process.returncode}" if ended else f"\n## not ended after {limit:.0f} s"
+        self.keep(job, Outcome(judge(job, text, process.returncode, ended), time.monotonic() - begin, text))
+
+    def keep(self, job, outcome):
+        with self.lock:
+            self.outcomes[job] = outcome._replace(text="")
+            text = outcome.text if len(outcome.text) < 100_000 else outcome.text[:50_000] + "\n...\n" + outcome.text[-50_000:]
+            self.logs[job.tool].write(f"## {job.test}: {outcome.state}, {outcome.seconds:.1f} s\n{text}\n")
+            self.logs[job.tool].flush()
+            if outcome.state == "failed":
+                told = [line for line in outcome.text.splitlines() if TOLD.search(line)][:12]
+                print(f"FAILED {job.tool} {job.test}", *told, sep="\n    ", flush=True)
+
+    def run_all(self, workers):
+        with concurrent.futures.ThreadPoolExecutor(workers) as pool:
+            list(pool.map(self.run, self.jobs))
+
+
+def sanitizer_works(binary, test):
+    """The tool refuses some virtual machines: known before five minutes are gone."""
+    command = ["compute-sanitizer", "--tool", "memcheck", binary, f"--gtest_filter={test}"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=90)
+    except (FileNotFoundError, subprocess.TimeoutExpired) as error:
+        return f"{type(error).__name__}: {error}"
+    refused = re.search(r"Device not supported.*", done.stdout + done.stderr)
+    return refused[0] if refused else None
+
+
+def hardware():
+    try:
+        query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+        return "one " + subprocess.run(query, capture_output=True, text=True, check=True).stdout.splitlines()[0].strip()
+    except (OSError, subprocess.CalledProcessError, IndexError):
+        return "no GPU"
+
+
+def summarise(outcomes):
+    """Counts of each suite under each tool, and the names of what did not pass."""
+    suites = {}
+    for job, outcome in outcomes.items():
+        name = f"{job.suite}_{'tests' if job.tool == 'plain' else job.tool}"
+        entry = suites.setdefault(name, dict.fromkeys(STATES, 0) | {"names": {}})
+        entry[outcome.state] += 1
+        if outcome.state not in ("passed", "skipped"):
+            entry["names"].setdefault(outcome.state, []).append(job.test)
+    return suites
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("mode", choices=["tests", "sanitize"])
+    parser.add_argument("filter", nargs="?", default="*")
+    parser.add_argument("--bin", type=pathlib.Path, default=pathlib.Path("build-gpu/bin"))
+    parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path(os.environ.get("OUT", "build-gpu/out")))
+    parser.add_argument("--workers", type=int, default=os.cpu_count())
+    parser.add_argument("--seconds", type=float, default=290, help="for all of it")
+    parser.add_argument("--limit", type=float, default=150, help="seconds for one test")
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    begin = time.monotonic()
+    binaries = {suite: str(options.bin / f"{suite}_cuda_test") for suite in SUITES}
+    tests = {suite: list_tests(binary) for suite, binary in binaries.items()}
+    if options.mode == "sanitize" and (refusal := sanitizer_works(binaries["ops"], "GatherRowsCuda.MatchesReference")):
+        sys.exit(f"compute-sanitizer does not work here: {refusal}")
+    jobs = plan(options.mode, tests, options.filter)
+    if not jobs:
+        sys.exit(f"no test is called {options.filter}")
+    runner = Runner(binaries, options.out, jobs, options.seconds - (time.monotonic() - begin), options.limit)
+    runner.run_all(options.workers)
+
+    suites = summarise(runner.outcomes)
+    slowest = sorted(runner.outcomes.items(), key=lambda item: -item[1].seconds)[:5]
+    for name, entry in suites.items():
+        print(f"{name}: " + ", ".join(f"{entry[state]} {state.replace('_', ' ')}" for state in STATES))
+        for state, names in entry["names"].items():
+            print(f"    {state}: {' '.join(sorted(names))}")
+    print(f"{time.monotonic() - begin:.0f} s; longest: " + ", ".join(f"{job.tool} {job.test} {o.seconds:.0f} s" for job, o in slowest))
+    command = ["tools/gpu_proof.sh", options.mode, *([] if options.filter == "*" else [options.filter])]
+    record = {"command": shlex.join(command), "hardware": hardware(), "commit": os.environ.get("COMMIT", "unknown"),
+              "seconds": round(time.monotonic() - begin), "suites": suites}
+    (options.out / f"proof_{options.mode}.json").write_text(json.dumps(record, indent=2) + "\n")
+    if sum(entry["skipped"] - entry["passed"] for entry in suites.values()) > 0:
+        sys.exit("most tests were skipped: is there a GPU?")
+    sys.exit(any(entry["failed"] for entry in suites.values()))
+
+
+if __name__ == "__main__":
+    main()
