@@ -5,6 +5,7 @@
 #include "base/check.h"
 #include "ops/attention/device_prefill_kernels.h"
 #include "ops/attention/device_widen.h"
+#include "ops/cuda/divide.h"
 #include "ops/cuda/num_sms.h"
 #include "ops/cuda/tensor_map.h"
 
@@ -23,6 +24,9 @@ void launch_tiles(CudaStream stream, const DevicePrefill& args, const void* page
                                 .num_items = num_tiles * kv.num_kv_heads,
                                 .num_kv_heads = kv.num_kv_heads,
                                 .group = args.num_q_heads / kv.num_kv_heads,
+                                .kv_heads_reciprocal = reciprocal_of(kv.num_kv_heads),
+                                .group_reciprocal = reciprocal_of(args.num_q_heads / kv.num_kv_heads),
+                                .joined = args.joined_tiles,
                                 .scale_log2 = args.scale * static_cast<float>(M_LOG2E)};
   const int32_t blocks = std::min(params.num_items, num_sms());
   // A row is one token of K or V of one head; the number of pages is not known here, so the map has the largest number

@@ -16,6 +16,9 @@ struct PrefillParams {
   int32_t num_items;  // tiles times KV heads: item i is head i % num_kv_heads of tile i / num_kv_heads
   int32_t num_kv_heads;
   int32_t group;
+  uint32_t kv_heads_reciprocal;  // for divide()
+  uint32_t group_reciprocal;
+  bool joined;
   float scale_log2;  // scale * log2(e): the softmax is of powers of two
 };
 

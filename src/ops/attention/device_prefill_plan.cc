@@ -44,6 +44,8 @@ int32_t add_sources(const PrefillLists& lists, int32_t row, PrefillPlan& plan) {
 
 void add_tiles(const PrefillTile& row, int32_t group, int32_t head_dim, PrefillPlan& plan) {
   const int64_t tile_rows = device_prefill_tile_rows(head_dim), packed_rows = int64_t{row.q_len} * group;
+  // Of a tile's rows beyond the end, too (ops/cuda/divide.h).
+  VAYU_CHECK((packed_rows + tile_rows) * group < int64_t{1} << 31, "{} tokens of {} heads", row.q_len, group);
   for (int64_t first = 0; first < packed_rows; first += tile_rows) {
     VAYU_CHECK(plan.num_tiles < plan.max_tiles, "more than {} tiles", plan.max_tiles);
     const auto last_token = static_cast<int32_t>((std::min(first + tile_rows, packed_rows) - 1) / group);

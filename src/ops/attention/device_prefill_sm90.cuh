@@ -24,6 +24,7 @@
 #pragma once
 
 #include "ops/attention/device_prefill_kernels.h"
+#include "ops/cuda/divide.h"
 #include "ops/cuda/launch.cuh"
 #include "ops/cuda/sm90.cuh"
 #include "ops/cuda/vector.cuh"
@@ -103,6 +104,16 @@ __device__ __forceinline__ int item_of(int round) {
   return round * blocks + ((round & 1) ? blocks - 1 - block : block);
 }
 
+__device__ __forceinline__ int tile_index(const PrefillParams& params, int item) {
+  return divide(item, params.kv_heads_reciprocal);
+}
+__device__ __forceinline__ int head_of(const PrefillParams& params, int item) {
+  return item - tile_index(params, item) * params.num_kv_heads;
+}
+__device__ __forceinline__ int token_of(const PrefillParams& params, int packed_row) {
+  return divide(packed_row, params.group_reciprocal);
+}
+
 __device__ __forceinline__ void sync_group(int group) { asm volatile("bar.sync %0, 128;" ::"r"(group + 1) : "memory"); }
 __device__ __forceinline__ float max_nan(float a, float b) {
   float v;
@@ -124,8 +135,8 @@ __device__ __forceinline__ void feed(const PrefillParams& params, const CUtensor
   const int lane = threadIdx.x % 32, page = lane % kPages, column = lane / kPages;
   Ring<C::kStages> ring;
   for (int round = 0, item; (item = item_of(round)) < params.num_items; ++round) {
-    const PrefillTile& tile = params.tiles[item / params.num_kv_heads];
-    const int head = item % params.num_kv_heads, num_pages = (tile.kv_len + kPageSize - 1) / kPageSize;
+    const PrefillTile& tile = params.tiles[tile_index(params, item)];
+    const int head = head_of(params, item), num_pages = (tile.kv_len + kPageSize - 1) / kPageSize;
     const auto page_at = [&](int i) {
       return params.page_table != nullptr ? params.page_table[tile.page_begin + i] : tile.page_begin + i;
     };
@@ -159,15 +170,15 @@ __device__ __forceinline__ void feed(const PrefillParams& params, const CUtensor
 template <class C>
 __device__ __forceinline__ void load_queries(const PrefillParams& params, int item, int group, uint8_t* buffer) {
   constexpr int kChunks = C::kColumns * 8;
-  const PrefillTile& tile = params.tiles[item / params.num_kv_heads];
+  const PrefillTile& tile = params.tiles[tile_index(params, item)];
   const int first = tile.first + group * kGroupRows, q_len = tile.q_len;
   const int thread = threadIdx.x % 128, chunk = thread % kChunks;
   const Bf16* source = params.q + tile.q_begin * params.q_stride +
-                       int64_t{item % params.num_kv_heads} * params.group * (C::kColumns * 64) + chunk * 8;
+                       int64_t{head_of(params, item)} * params.group * (C::kColumns * 64) + chunk * 8;
   const uint32_t column = shared_address(buffer) + chunk / 8 * kQueryColumnBytes;
 #pragma unroll
   for (int row = thread / kChunks, i = 0; i < kGroupRows * kChunks / 128; ++i, row += 128 / kChunks) {
-    const int token = (first + row) / params.group, head = first + row - token * params.group;
+    const int token = token_of(params, first + row), head = first + row - token * params.group;
     const bool inside = token < q_len;
     copy_async16(column + swizzled_offset(row, chunk % 8),
                  inside ? source + token * params.q_stride + head * (C::kColumns * 64) : params.q, inside ? 16 : 0);
@@ -322,7 +333,7 @@ __device__ __forceinline__ void store_rows(const PrefillParams& params, const Pr
     // No logit above -inf is 0 / 0.
     const float inverse = softmax.base[h] == __int_as_float(0xff800000) ? __int_as_float(0x7fc00000) : 1.0f / total;
     const int row = first + threadIdx.x % 128 / 32 * 16 + lane / 4 + 8 * h;
-    const int token = row / params.group;
+    const int token = token_of(params, row);
     const int64_t q_row = int64_t{tile.q_begin + token} * params.num_kv_heads * params.group + head * params.group +
                           (row - token * params.group);
     Bf16* out = params.out + q_row * (C::kColumns * 64);
@@ -392,6 +403,177 @@ struct Consumer {
     return value_descriptor(shared.values + value_ring.stage * C::kBlockBytes);
   }
 
+  __device__ __forceinline__ const PrefillTile& tile_of(int item) const {
+    return params.tiles[tile_index(params, item)];
+  }
+
+  // Which keys the rows of this warpgroup see.
+  struct Sight {
+    int blocks;    // of keys; 0: it has no rows
+    int fewest;    // keys that its first row sees
+    int limit[2];  // keys that this thread's two rows see
+  };
+  __device__ __forceinline__ Sight sight_of(const PrefillTile& tile) const {
+    const int first = tile.first + group * kGroupRows, packed_rows = tile.q_len * params.group;
+    if (first >= packed_rows) return {0, 0, {0, 0}};
+    const int cached = tile.kv_len - tile.q_len, row = first + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
+    const auto seen_by = [&](int packed_row) {
+      return cached + token_of(params, min(packed_row, packed_rows - 1)) + 1;
+    };
+    return {(seen_by(first + kGroupRows - 1) + kKeys - 1) / kKeys, seen_by(first), {seen_by(row), seen_by(row + 8)}};
+  }
+  __device__ __forceinline__ void mask_block(float (&s)[64], const Sight& sight, int n) const {
+    if ((n + 1) * kKeys <= sight.fewest) return;
+    mask(s, {sight.limit[0] - n * kKeys, sight.limit[1] - n * kKeys});
+  }
+
+  // The products of a tile's last block with nothing beside them, and its output.
+  template <int kOutputs>
+  __device__ __forceinline__ void finish_tile(int item, float (&o)[kOutputs], uint32_t (&weights)[8][4],
+                                              const Softmax& softmax) {
+    wait_values();
+    wgmma_pin(o);
+    pin(weights);
+    wgmma_fence();
+    issue_values<C>(o, weights, values());
+    wgmma_commit();
+    wgmma_wait<0>();
+    wgmma_pin(o);
+    pin(weights);
+    release_values();
+    store_tile(item, o, softmax);
+  }
+  template <int kOutputs>
+  __device__ __forceinline__ void store_tile(int item, const float (&o)[kOutputs], const Softmax& softmax) const {
+    const PrefillTile& tile = tile_of(item);
+    store_rows<C>(params, tile, head_of(params, item), tile.first + group * kGroupRows, o, softmax);
+  }
+
+  // All tiles of the block as one stream of key blocks: the last values of a tile are summed while the first logits of
+  // the next are computed and become weights, and its output leaves after that. Where this warpgroup skips blocks of
+  // the next tile, the last one ends by itself: its values must go back to the feeder before more is asked of it.
+  __device__ __forceinline__ void run_joined(uint8_t* buffers) {
+    constexpr int kOutputs = C::kColumns * 32;
+    const float slack = kSlackLog2 / params.scale_log2;
+    float s[64], o[kOutputs], factor[2];
+    uint32_t weights[8][4];
+    Softmax softmax;
+    int open = -1;  // item whose last values are not summed yet
+    int item = item_of(0);
+    if (item < params.num_items) load_queries<C>(params, item, group, buffers);
+    for (int round = 0; item < params.num_items; ++round) {
+      // This tile's queries, loaded by all threads during the last one, are in place; the other buffer is free, because
+      // the logits of the last tile are complete for everyone here.
+      copy_async_commit();
+      copy_async_wait<0>();
+      fence_shared_for_async();
+      sync_group(group);
+      const PrefillTile& tile = tile_of(item);
+      const Sight sight = sight_of(tile);
+      const int kv_len = tile.kv_len, skipped = (tile.num_keys + kKeys - 1) / kKeys - sight.blocks;
+      const int next = item_of(round + 1);
+      if (skipped > 0) {
+        if (open >= 0) finish_tile(open, o, weights, softmax);
+        open = -1;
+        for (int i = 0; i < skipped; ++i) skip_block();
+      }
+      const auto load_next = [&] {
+        if (next < params.num_items) load_queries<C>(params, next, group, buffers + (~round & 1) * C::kQueryBytes);
+      };
+      if (sight.blocks == 0) {
+        load_next();
+        item = next;
+        continue;
+      }
+      const uint64_t q = swizzled_descriptor(buffers + (round & 1) * C::kQueryBytes);
+      wait_keys();
+      if (open < 0) {
+        take_turn();
+        wgmma_fence();
+        issue_logits<C>(s, q, keys());
+        wgmma_commit();
+        pass_turn();
+        load_next();
+        wgmma_wait<0>();
+        wgmma_pin(s);
+        release_keys();
+        mask_block(s, sight, sight.blocks - 1);
+        softmax.reset();
+        softmax.raise(s, slack, params.scale_log2, factor);
+        softmax.weigh(s, params.scale_log2);
+        pack(weights, s);
+      } else {
+        wgmma_pin(o);
+        pin(weights);
+        take_turn();
+        wgmma_fence();
+        issue_logits<C>(s, q, keys());
+        wgmma_commit();
+        wait_values();
+        wgmma_fence();
+        issue_values<C>(o, weights, values());
+        wgmma_commit();
+        pass_turn();
+        load_next();
+        wgmma_wait<1>();
+        wgmma_pin(s);
+        release_keys();
+        mask_block(s, sight, sight.blocks - 1);
+        const Softmax ended = softmax;
+        softmax.reset();
+        softmax.raise(s, slack, params.scale_log2, factor);
+        softmax.weigh(s, params.scale_log2);
+        softmax.settle(shared_address(shared.spare));
+        wgmma_wait<0>();
+        wgmma_pin(o);
+        pin(weights);
+        release_values();
+        pack(weights, s);
+        store_tile(open, o, ended);
+      }
+#pragma unroll
+      for (int i = 0; i < kOutputs; ++i) o[i] = 0;
+      open = item;
+      item = next;
+      if (sight.blocks * kKeys > kv_len) {
+        wait_values();
+        clear_values<C>(shared.values + value_ring.stage * C::kBlockBytes, kv_len - (sight.blocks - 1) * kKeys, group);
+      }
+
+      for (int n = sight.blocks - 2; n >= 0; --n) {
+        wait_keys();
+        wgmma_pin(o);
+        pin(weights);
+        take_turn();
+        wgmma_fence();
+        issue_logits<C>(s, q, keys());
+        wgmma_commit();
+        wait_values();
+        wgmma_fence();
+        issue_values<C>(o, weights, values());
+        wgmma_commit();
+        pass_turn();
+        wgmma_wait<1>();
+        wgmma_pin(s);
+        release_keys();
+        mask_block(s, sight, n);
+        const bool raised = softmax.raise(s, slack, params.scale_log2, factor);
+        softmax.weigh(s, params.scale_log2);
+        softmax.settle(shared_address(shared.spare));
+        wgmma_wait<0>();
+        wgmma_pin(o);
+        pin(weights);
+        release_values();
+        if (raised) {
+#pragma unroll
+          for (int i = 0; i < kOutputs; ++i) o[i] *= factor[i / 2 % 2];
+        }
+        pack(weights, s);
+      }
+    }
+    if (open >= 0) finish_tile(open, o, weights, softmax);
+  }
+
   // Rows [first, first + 64) of the tile over its `blocks` blocks of keys, from the last, which holds the diagonal, to
   // block 0. Logits of block n are computed while the values of block n + 1 are summed, and become weights meanwhile.
   __device__ __forceinline__ void run(const PrefillTile& tile, int head, int first, int blocks,
@@ -399,7 +581,7 @@ struct Consumer {
     constexpr int kOutputs = C::kColumns * 32;
     const int cached = tile.kv_len - tile.q_len, last_row = tile.q_len * params.group - 1;
     const int row = first + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
-    const int fewest = cached + first / params.group + 1;  // keys that the first row sees
+    const int fewest = cached + token_of(params, first) + 1;  // keys that the first row sees
     const float slack = kSlackLog2 / params.scale_log2;
     const uint64_t q = swizzled_descriptor(queries);
     float s[64], o[kOutputs], factor[2];
@@ -411,8 +593,8 @@ struct Consumer {
 
     const auto mask_block = [&](int n) {
       if ((n + 1) * kKeys <= fewest) return;
-      const int limit[2] = {cached + min(row, last_row) / params.group + 1 - n * kKeys,
-                            cached + min(row + 8, last_row) / params.group + 1 - n * kKeys};
+      const int limit[2] = {cached + token_of(params, min(row, last_row)) + 1 - n * kKeys,
+                            cached + token_of(params, min(row + 8, last_row)) + 1 - n * kKeys};
       mask(s, limit);
     };
     if (blocks * kKeys > tile.kv_len) {
@@ -477,16 +659,21 @@ struct Consumer {
   }
 };
 
-template <class C>
+template <class C, bool kJoined>
 __device__ __forceinline__ void consume(const PrefillParams& params, const Shared<C>& shared) {
   const int group = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x / 128) - 1, 0);  // known to be uniform
   uint8_t* buffers = shared.queries + group * 2 * C::kQueryBytes;
   Consumer<C> consumer = {params, shared, group, {}, {}};
   if (group == C::kConsumers - 1) consumer.pass_turn();  // the first warpgroup begins
+  if constexpr (kJoined) {
+    consumer.run_joined(buffers);
+    if (group == 0) consumer.take_turn();  // the last pass: no barrier is left half full
+    return;
+  }
   int item = item_of(0);
   if (item < params.num_items) load_queries<C>(params, item, group, buffers);
   for (int round = 0; item < params.num_items; ++round) {
-    const PrefillTile& tile = params.tiles[item / params.num_kv_heads];
+    const PrefillTile& tile = params.tiles[tile_index(params, item)];
     uint8_t* queries = buffers + (round & 1) * C::kQueryBytes;
     // This tile's queries, loaded by all threads during the last one, are in place; the other buffer is free, because
     // everyone here is through with the last tile.
@@ -499,17 +686,17 @@ __device__ __forceinline__ void consume(const PrefillParams& params, const Share
     const int first = tile.first + group * kGroupRows, packed_rows = tile.q_len * params.group;
     int blocks = 0;
     if (first < packed_rows) {
-      const int last_token = (min(first + kGroupRows, packed_rows) - 1) / params.group;
+      const int last_token = token_of(params, min(first + kGroupRows, packed_rows) - 1);
       blocks = (tile.kv_len - tile.q_len + last_token + kKeys) / kKeys;
     }
     for (int n = (tile.num_keys + kKeys - 1) / kKeys; n > blocks; --n) consumer.skip_block();
-    if (blocks > 0) consumer.run(tile, item % params.num_kv_heads, first, blocks, queries);
+    if (blocks > 0) consumer.run(tile, head_of(params, item), first, blocks, queries);
     item = next;
   }
   if (group == 0) consumer.take_turn();  // the last pass: no barrier is left half full
 }
 
-template <int kHeadDim>
+template <int kHeadDim, bool kJoined>
 __global__ void __launch_bounds__(Config<kHeadDim>::kThreads, 1)
     kernel(const PrefillParams params, const __grid_constant__ CUtensorMap map) {
   using C = Config<kHeadDim>;
@@ -524,7 +711,7 @@ __global__ void __launch_bounds__(Config<kHeadDim>::kThreads, 1)
     if (threadIdx.x < 32) feed(params, &map, shared);
   } else {
     take_registers<C::kConsumerRegisters>();
-    consume(params, shared);
+    consume<C, kJoined>(params, shared);
   }
 }
 
@@ -533,7 +720,7 @@ __global__ void __launch_bounds__(Config<kHeadDim>::kThreads, 1)
 template <int kHeadDim>
 void launch_prefill(CudaStream stream, int32_t blocks, const PrefillParams& params, const CUtensorMap& map) {
   using C = prefill::Config<kHeadDim>;
-  launch_overlapped(prefill::kernel<kHeadDim>,
+  launch_overlapped(params.joined ? prefill::kernel<kHeadDim, true> : prefill::kernel<kHeadDim, false>,
                     {.grid = dim3(blocks), .block = dim3(C::kThreads), .shared_bytes = C::kSharedBytes}, stream, params,
                     map);
 }

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <map>
@@ -11,6 +12,7 @@
 
 #include "base/data_format.h"
 #include "ops/cpu/op_test_util.h"
+#include "ops/cuda/divide.h"
 
 namespace vayu::ops {
 namespace {
@@ -118,6 +120,22 @@ TEST(DevicePrefillPlan, PassesFitTheScratch) {
       const bool selected = qo_indptr[r + 1] - qo_indptr[r] > 1 || rows == PrefillRows::kAll;
       EXPECT_EQ(seen_rows.count(r), selected ? 1u : 0u) << "row " << r;
     }
+  }
+}
+
+TEST(DevicePrefillPlan, DividesByMultiplication) {
+  TestRandom random;
+  for (int32_t d = 1; d <= 128; ++d) {
+    const int32_t end = INT32_MAX / d;
+    const uint32_t r = reciprocal_of(d);
+    for (int32_t n = 0; n < std::min(end, 5000); ++n) ASSERT_EQ(divide(n, r), n / d) << n << " / " << d;
+    for (int32_t i = 0; i < 2000; ++i) {
+      const auto multiple = static_cast<int32_t>(random.integer(1, end / d)) * d;
+      for (const int32_t n : {multiple - 1, multiple, static_cast<int32_t>(random.integer(0, end))}) {
+        ASSERT_EQ(divide(n, r), n / d) << n << " / " << d;
+      }
+    }
+    ASSERT_EQ(divide(end, r), end / d);
   }
 }
 
