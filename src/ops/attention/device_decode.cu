@@ -23,9 +23,7 @@
 // would save no trip (fence and counter take as long as the hand-over of a dependent launch).
 #include <algorithm>
 
-#include "ops/attention/device_decode.h"
-#include "ops/attention/device_decode_tile.cuh"
-#include "ops/cuda/launch.cuh"
+#include "ops/attention/device_decode_line.cuh"
 #include "ops/cuda/require.h"
 
 namespace vayu::ops {
@@ -34,151 +32,16 @@ namespace {
 constexpr int kWarps = 4, kThreads = 32 * kWarps;
 constexpr int kMaxBlocks = 2 * 132;  // two on each SM of an H200; on other chips less balanced, still right
 constexpr int kMinKeys = 256;        // of a block: two tiles a warp
-constexpr int kHeads = 16;           // rows of a product
 constexpr int kMaxCombineThreads = 512;
 constexpr int kMaxSlices = 8;     // blocks of the second kernel to a row: a cluster that every chip can place
 constexpr int kCombineWidth = 8;  // pieces a thread asks for at once
 constexpr int kMaxCols = 8192;    // of an output row: 32 KiB of shared memory
 
-struct DecodeParams {
-  DeviceBatch batch;
-  const int32_t* decode_rows;
-  int32_t num_decode_rows;
-  const Bf16* q;
-  int64_t q_stride;
-  int32_t num_q_heads, num_kv_heads, head_dim;
-  float scale_log2;
-  const uint8_t* pages;
-  ActRows out;
-  // Scratch. Piece b + u is what block b has seen of unit u = decode row * num_kv_heads + kv head: a new block or a new
-  // unit begins a new piece, so no two are the same.
-  float* partials;  // (num pieces, kHeads, head_dim), relative to the piece's maximum
-  float2* stats;    // (num pieces, kHeads): maximum, sum
-  int32_t blocks, min_tiles, tile_keys;
-  int32_t slices, slice_vectors;  // blocks of the second kernel to a row, and the vectors of 4 columns of each
-  bool keys_settled;
-};
-
-struct RowPlan {
-  int32_t tile_end, kv_len, kv_begin, token;
-};
-
-__device__ __forceinline__ int tiles_of_block(const DecodeParams& p, int total) {
-  return max((total + p.blocks - 1) / p.blocks, p.min_tiles);
-}
-
-// The lists are the step's, written before its first kernel: read ahead of wait_for_inputs().
-template <int kKeys>
-__device__ __forceinline__ void plan_rows(const DecodeParams& p, RowPlan* rows, int* warp_sums) {
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  int done = 0;
-#pragma unroll 1
-  for (int first = 0; first < p.num_decode_rows; first += kThreads) {
-    const int i = first + threadIdx.x;
-    const int row = i < p.num_decode_rows ? p.decode_rows[i] : -1;
-    // Most steps are rows of one token alone, where row is i: asked for before the answer is there.
-    RowPlan plan = {};
-    if (i < p.batch.num_rows) plan = {0, p.batch.kv_lens[i], p.batch.kv_indptr[i], p.batch.qo_indptr[i]};
-    if (row < 0) plan = {};
-    if (row >= 0 && row != i) plan = {0, p.batch.kv_lens[row], p.batch.kv_indptr[row], p.batch.qo_indptr[row]};
-    int end = (plan.kv_len + kKeys - 1) / kKeys;
-#pragma unroll
-    for (int offset = 1; offset < 32; offset *= 2) {
-      const int before = __shfl_up_sync(0xffffffffu, end, offset);
-      if (lane >= offset) end += before;
-    }
-    if (lane == 31) warp_sums[warp] = end;
-    __syncthreads();
-    int all = 0;
-#pragma unroll
-    for (int w = 0; w < kWarps; ++w) {
-      if (w == warp) end += all;
-      all += warp_sums[w];
-    }
-    plan.tile_end = done + end;
-    if (i < p.num_decode_rows) rows[i] = plan;
-    done += all;
-    __syncthreads();
-  }
-}
-
-// A tile by its number on the line.
-struct Cursor {
-  int flat, row, head, tile, tiles;  // tile `tile` of `tiles` of this row and head
-
-  __device__ __forceinline__ void seek(const DecodeParams& p, const RowPlan* rows) {
-    int low = 0, high = p.num_decode_rows - 1;
-    while (low < high) {
-      const int middle = (low + high) / 2;
-      if (rows[middle].tile_end * p.num_kv_heads > flat) {
-        high = middle;
-      } else {
-        low = middle + 1;
-      }
-    }
-    const int begin = low > 0 ? rows[low - 1].tile_end : 0;
-    row = low;
-    tiles = rows[low].tile_end - begin;
-    const int offset = flat - begin * p.num_kv_heads;
-    head = offset / tiles;
-    tile = offset - head * tiles;
-  }
-  __device__ __forceinline__ int unit_end() const { return flat + tiles - tile; }
-};
-
-// The next 32 tiles of one warp, one in each lane, so that neither the search for a tile nor the page table costs
-// anything on the way from tile to tile.
-template <class Tile>
-struct Feed {
-  int run[Tile::kPages];  // page * num_kv_heads + head
-  int valid;              // keys; <= 0: no tile
-
-  __device__ __forceinline__ void fill(const DecodeParams& p, const RowPlan* rows, int flat, int last) {
-    valid = 0;
-#pragma unroll
-    for (int i = 0; i < Tile::kPages; ++i) run[i] = 0;
-    Cursor cursor;
-    cursor.flat = flat;
-    if (flat >= last) return;
-    cursor.seek(p, rows);
-    const RowPlan& row = rows[cursor.row];
-    valid = row.kv_len - cursor.tile * Tile::kKeys;
-    const int32_t* table = p.batch.page_table + row.kv_begin + cursor.tile * Tile::kPages;
-#pragma unroll
-    for (int i = 0; i < Tile::kPages; ++i) {
-      if (valid > 16 * i) run[i] = table[i] * p.num_kv_heads + cursor.head;
-    }
-  }
-};
-
-template <class Tile>
-__device__ __forceinline__ void start_copy(const DecodeParams& p, uint32_t stage, const Feed<Tile>& feed, int from) {
-  const int lane = threadIdx.x % 32;
-  const int tile_valid = __shfl_sync(0xffffffffu, feed.valid, from);
-  if (tile_valid > 0) {
-#pragma unroll
-    for (int i = 0; i < Tile::kPages; ++i) {
-      const uint8_t* run = p.pages + int64_t{__shfl_sync(0xffffffffu, feed.run[i], from)} * Tile::kRunBytes;
-      const int valid = tile_valid - 16 * i;
-#pragma unroll
-      for (int first = 0; first < Tile::kRunBytes / 16; first += 32) {
-        const int chunk = first + lane, in_part = chunk % (Tile::kPartBytes / 16), key = in_part / Tile::kKeyChunks;
-        const int to = i * Tile::kRunBytes + chunk / (Tile::kPartBytes / 16) * Tile::kPartBytes +
-                       16 * Tile::chunk_at(key, in_part % Tile::kKeyChunks);
-        copy_async16(stage + to, run + chunk * 16, key < valid ? 16 : 0);
-      }
-    }
-  }
-  copy_async_commit();
-}
-
 template <class Tile>
 struct DecodeShared {
   static constexpr int kStages = Tile::kTileBytes <= 4096 ? 5 : 2;
-  static constexpr int kRow = Tile::kHeadDim + 4;  // padded against bank conflicts
   char ring[kWarps][kStages][Tile::kTileBytes];
-  float out[kWarps][kHeads][kRow];
-  float2 stats[kWarps][kHeads];
+  WarpResults<Tile, kWarps> results;
   int warp_sums[kWarps];
   RowPlan rows[1];  // num_decode_rows
 
@@ -189,49 +52,18 @@ struct DecodeShared {
 template <class Tile>
 __device__ __forceinline__ void store_piece(const DecodeParams& p, DecodeShared<Tile>& shared, DecodeState<Tile>& state,
                                             int piece) {
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane >> 2, c = lane & 3;
   __syncthreads();  // the piece before has been read
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    state.sum[r] += __shfl_xor_sync(0xffffffffu, state.sum[r], 1);
-    state.sum[r] += __shfl_xor_sync(0xffffffffu, state.sum[r], 2);
-    if (c == 0) shared.stats[warp][g + 8 * r] = make_float2(state.max[r], state.sum[r]);
-#pragma unroll
-    for (int b = 0; b < Tile::kBlocks; ++b) {
-#pragma unroll
-      for (int u = 0; u < 2; ++u) {
-        float* to = &shared.out[warp][g + 8 * r][b * Tile::kSpan + Tile::kN * (2 * c + u)];
-#pragma unroll
-        for (int j = 0; j < Tile::kN; j += 4) {
-          *reinterpret_cast<float4*>(to + j) =
-              make_float4(state.out[b][j][2 * r + u], state.out[b][j + 1][2 * r + u], state.out[b][j + 2][2 * r + u],
-                          state.out[b][j + 3][2 * r + u]);
-        }
-      }
-    }
-  }
+  shared.results.put(state);
   __syncthreads();
   constexpr int kVectors = Tile::kHeadDim / 4;
   const int group = p.num_q_heads / p.num_kv_heads;
   for (int i = threadIdx.x; i < group * kVectors; i += kThreads) {
     const int head = i / kVectors, vector = i % kVectors;
-    float max = -__int_as_float(0x7f800000);
-#pragma unroll
-    for (int w = 0; w < kWarps; ++w) max = fmaxf(max, shared.stats[w][head].x);
-    float sum = 0;
-    float4 out = make_float4(0, 0, 0, 0);
-#pragma unroll
-    for (int w = 0; w < kWarps; ++w) {
-      // A warp without a tile has seen -infinity; NaN in its sum must survive, so it is multiplied and not skipped.
-      const float2 stats = shared.stats[w][head];
-      const float weight = stats.x == -__int_as_float(0x7f800000) ? 0.0f : exp2_fast(stats.x - max);
-      const float4 v = *reinterpret_cast<const float4*>(&shared.out[w][head][4 * vector]);
-      sum += weight * stats.y;
-      out.x += weight * v.x, out.y += weight * v.y, out.z += weight * v.z, out.w += weight * v.w;
-    }
-    const int64_t row = int64_t{piece} * kHeads + head;
+    float2 total;
+    const float4 out = shared.results.add(head, vector, total);
+    const int64_t row = int64_t{piece} * kDecodeHeads + head;
     *reinterpret_cast<float4*>(p.partials + row * Tile::kHeadDim + 4 * vector) = out;
-    if (vector == 0) p.stats[row] = make_float2(max, sum);
+    if (vector == 0) p.stats[row] = total;
   }
 }
 
@@ -243,7 +75,7 @@ __global__ void __launch_bounds__(kThreads, 2) split_kernel(const DecodeParams p
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 
   RowPlan* rows = shared.rows;
-  plan_rows<Tile::kKeys>(p, rows, shared.warp_sums);
+  plan_rows<Tile::kKeys, kWarps>(p, rows, shared.warp_sums);
   const int total = rows[p.num_decode_rows - 1].tile_end * p.num_kv_heads;
   const int share = tiles_of_block(p, total);
   const int first = blockIdx.x * share, last = min(first + share, total);
@@ -296,18 +128,6 @@ __global__ void __launch_bounds__(kThreads, 2) split_kernel(const DecodeParams p
   }
 }
 
-// Neither cached near the SM nor moved: the first turn of combine_kernel reads what is not written yet.
-__device__ __forceinline__ float4 load_far(const float4* p) {
-  float4 v;
-  asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "l"(p));
-  return v;
-}
-__device__ __forceinline__ float2 load_far(const float2* p) {
-  float2 v;
-  asm volatile("ld.global.cg.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "l"(p));
-  return v;
-}
-
 // Where a row's tiles lie on the line.
 struct CombinePlan {
   int begin, tiles, share;
@@ -346,7 +166,7 @@ __device__ __forceinline__ float4 combine(const DecodeParams& p, const CombinePl
   const int first_block = first / plan.share;
   const int pieces = (first + plan.tiles - 1) / plan.share - first_block + 1;
   const int64_t unit = int64_t{decode_row} * p.num_kv_heads + kv_head;
-  const int64_t row = (first_block + unit) * kHeads + head % group;
+  const int64_t row = (first_block + unit) * kDecodeHeads + head % group;
   float max = -__int_as_float(0x7f800000), sum = 0;
   float4 out = make_float4(0, 0, 0, 0);
   // All lanes of the warp go the same number of rounds: their heads may differ in pieces.
@@ -354,7 +174,7 @@ __device__ __forceinline__ float4 combine(const DecodeParams& p, const CombinePl
 #pragma unroll 1
   for (int base = 0; base < most; base += lanes) {
     float2 stats = make_float2(-__int_as_float(0x7f800000), 0);
-    if (base + lane < pieces) stats = load_far(p.stats + row + (base + lane) * kHeads);
+    if (base + lane < pieces) stats = load_far(p.stats + row + (base + lane) * kDecodeHeads);
     float new_max = stats.x;
     for (int offset = lanes / 2; offset > 0; offset /= 2) {
       new_max = fmaxf(new_max, __shfl_xor_sync(0xffffffffu, new_max, offset));
@@ -374,8 +194,8 @@ __device__ __forceinline__ float4 combine(const DecodeParams& p, const CombinePl
       for (int i = 0; i < kCombineWidth; ++i) {
         v[i] = make_float4(0, 0, 0, 0);
         if (base + j + i < pieces) {
-          v[i] = load_far(reinterpret_cast<const float4*>(p.partials + (row + (base + j + i) * kHeads) * p.head_dim) +
-                          lane);
+          v[i] = load_far(
+              reinterpret_cast<const float4*>(p.partials + (row + (base + j + i) * kDecodeHeads) * p.head_dim) + lane);
         }
       }
 #pragma unroll
@@ -481,13 +301,15 @@ void launch(CudaStream stream, const DecodeAttentionArgs& args, DecodeParams p) 
   launch_overlapped(combine_kernel, combine_shape, stream, p);
 }
 
+constexpr int64_t kPeakBoxes = int64_t{32} * kDecodeJoinedBlocks;  // slices^2 a row, slices <= 32, all rows' <= blocks
+
 int64_t num_pieces(const DeviceKvLayer& kv, int32_t rows) { return kMaxBlocks + int64_t{rows} * kv.num_kv_heads; }
 
 }  // namespace
 
 int64_t decode_attention_scratch_bytes(const DeviceKvLayer& kv, int32_t max_rows) {
-  const int64_t piece = kHeads * (kv.head_dim * sizeof(float) + sizeof(float2));
-  return num_pieces(kv, max_rows) * piece;
+  const int64_t piece = kDecodeHeads * (kv.head_dim * sizeof(float) + sizeof(float2));
+  return num_pieces(kv, max_rows) * piece + kPeakBoxes * int64_t{sizeof(uint32_t)};
 }
 
 void decode_attention_cuda(CudaStream stream, const DecodeAttentionArgs& args) {
@@ -495,7 +317,7 @@ void decode_attention_cuda(CudaStream stream, const DecodeAttentionArgs& args) {
   if (args.num_decode_rows == 0) return;
   VAYU_REQUIRE(args.num_decode_rows <= kDecodeMaxRows, "more decode rows than one launch plans");
   VAYU_REQUIRE(kv.latent_dim == 0 && kv.page_size == 16, "pages of 16 tokens with K and V");
-  VAYU_REQUIRE(args.num_q_heads % kv.num_kv_heads == 0 && args.num_q_heads <= kHeads * kv.num_kv_heads,
+  VAYU_REQUIRE(args.num_q_heads % kv.num_kv_heads == 0 && args.num_q_heads <= kDecodeHeads * kv.num_kv_heads,
                "1 to 16 query heads a kv head");
   VAYU_REQUIRE(args.out.cols == int64_t{args.num_q_heads} * kv.head_dim && args.out.scale_group == 0,
                "output rows of all heads, one scale a row");
@@ -514,10 +336,13 @@ void decode_attention_cuda(CudaStream stream, const DecodeAttentionArgs& args) {
   p.pages = static_cast<const uint8_t*>(kv.pages);
   p.out = args.out;
   p.keys_settled = args.keys_settled;
-  shape_combine(p);
   const int64_t pieces = num_pieces(kv, args.num_decode_rows);
   p.partials = static_cast<float*>(args.scratch);
-  p.stats = reinterpret_cast<float2*>(p.partials + pieces * kHeads * kv.head_dim);
+  p.stats = reinterpret_cast<float2*>(p.partials + pieces * kDecodeHeads * kv.head_dim);
+  p.peaks = reinterpret_cast<uint32_t*>(p.stats + pieces * kDecodeHeads);
+  p.warm = args.form == DecodeForm::kJoinedWarm;
+  if (args.form != DecodeForm::kTwoLaunches) return launch_decode_joined(stream, args, p);
+  shape_combine(p);
   const bool f8 = kv.format == DeviceKvFormat::kF8E4M3;
   switch (kv.head_dim) {
     case 32:
