@@ -23,6 +23,7 @@
 #include "ops/cuda/tensor_map.h"
 #include "ops/cuda/vector.cuh"
 #include "ops/moe/stream_experts.h"
+#include "ops/moe/stream_experts_few.h"
 
 namespace vayu::ops {
 namespace {
@@ -477,6 +478,7 @@ CUtensorMap map_of(const DeviceMatrix& m) { return byte_rows_map(m.data, m.rows,
 void stream_experts_cuda(CudaStream stream, const StreamExpertsArgs& a) {
   VAYU_REQUIRE(stream_experts_fits(a), "shapes of the expert streamer");
   if (a.num_tokens == 0) return;
+  if (a.num_tokens <= a.few_tokens && stream_experts_few_fits(a)) return launch_stream_experts_few(stream, a);
   const int32_t hidden = static_cast<int32_t>(a.gate_up.cols);
   const bool has_shared = a.shared_gate_up.rows > 0;
   auto* workspace = static_cast<int32_t*>(a.workspace);

@@ -25,12 +25,16 @@ struct StreamExpertsArgs {
   // Row r of the routed experts is row r of h and out; token t of the shared expert is row num_tokens * top_k + t.
   ActRows h;                  // scratch: (num_tokens * (top_k + 1), ffn) of x's format, scale_group kScaleGroup
   Bf16* out = nullptr;        // (num_tokens * (top_k + 1), hidden); rows of no expert are not written
-  void* workspace = nullptr;  // stream_experts_workspace_bytes, zeroed once; every launch leaves it zeroed
+  void* workspace = nullptr;  // stream_experts_workspace_bytes, zeroed once, then of the launches of one stream alone
+  int32_t few_tokens = 8;     // up to how many tokens the form for few may be taken; 0: never
 };
 
-constexpr int32_t kStreamExpertsPassRows = 32;    // rows of an expert under one pass of its weights
-constexpr int32_t kStreamExpertsMaxGroups = 512;  // passes
-inline int64_t stream_experts_workspace_bytes() { return (kStreamExpertsMaxGroups + 64) * int64_t{sizeof(int32_t)}; }
+constexpr int32_t kStreamExpertsPassRows = 32;       // rows of an expert under one pass of its weights
+constexpr int32_t kStreamExpertsMaxGroups = 512;     // passes
+constexpr int64_t kStreamExpertsFewBytes = 5 << 18;  // gate and up sums of 8 tokens, 8 experts and one of ffn 2048
+inline int64_t stream_experts_workspace_bytes() {
+  return (kStreamExpertsMaxGroups + 64) * int64_t{sizeof(int32_t)} + kStreamExpertsFewBytes;
+}
 // Whether the shapes are ones the kernel takes; the weights' rows are scaled by row, or not at all.
 bool stream_experts_fits(const StreamExpertsArgs& args);
 
