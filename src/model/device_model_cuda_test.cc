@@ -2,9 +2,12 @@
 // against the CPU's Model on longer prompts, ragged batches, chunks, and captured graphs.
 #include "model/device_model.h"
 
+#include <cuda_runtime.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
+#include <map>
 #include <numeric>
 
 #include "loader/json_config.h"
@@ -108,6 +111,23 @@ class Runner {
   double time_captured(const Batch& batch) {
     const auto call = [&](ops::CudaStream stream, int) { EXPECT_TRUE(model_->launch(batch, stream).ok()); };
     return ops::chained_us(call, 2, 2).value();
+  }
+  // How many operations of a captured step are followed by two that may run side by side.
+  int forks(const Batch& batch) {
+    cudaGraph_t graph = nullptr;
+    EXPECT_EQ(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal), cudaSuccess);
+    EXPECT_TRUE(model_->launch(batch, stream_).ok());
+    EXPECT_EQ(cudaStreamEndCapture(stream_, &graph), cudaSuccess);
+    size_t count = 0;
+    EXPECT_EQ(cudaGraphGetEdges(graph, nullptr, nullptr, nullptr, &count), cudaSuccess);
+    std::vector<cudaGraphNode_t> from(count), to(count);
+    std::vector<cudaGraphEdgeData> data(count);
+    EXPECT_EQ(cudaGraphGetEdges(graph, from.data(), to.data(), data.data(), &count), cudaSuccess);
+    EXPECT_EQ(cudaGraphDestroy(graph), cudaSuccess);
+    std::map<cudaGraphNode_t, int> followers;
+    for (const cudaGraphNode_t node : from) ++followers[node];
+    return static_cast<int>(
+        std::count_if(followers.begin(), followers.end(), [](const auto& node) { return node.second > 1; }));
   }
   std::vector<float> logits(int32_t rows) const {
     std::vector<float> all(rows * int64_t{vocab_});
@@ -373,9 +393,13 @@ TEST(DeviceModelCuda, SharedExpertOnASecondStreamCanBeCaptured) {
   const Batch batch = prompt_batch(tokens, true);
   Runner in_line(config, {.f8 = true});
   in_line.step(batch);
+  EXPECT_EQ(in_line.forks(batch), 0);
+  const int moe_layers = config.at("num_hidden_layers").get<int>() - config.at("first_k_dense_replace").get<int>();
   for (const SharedExpert place : {SharedExpert::kBesideRouter, SharedExpert::kBesideExperts}) {
     Runner runner(config, {.f8 = true, .shared_expert = place});
     EXPECT_GT(runner.time_captured(batch), 0);
+    EXPECT_EQ(runner.forks(batch), moe_layers);
+    EXPECT_EQ(runner.forks(prompt_batch({tokens.begin(), tokens.begin() + 128}, true)), 0) << "experts are streamed";
     EXPECT_EQ(runner.logits(batch.num_logits()), in_line.logits(batch.num_logits())) << static_cast<int>(place);
   }
 }
