@@ -1,3 +1,5 @@
+// The form for every shape, and the choice among the forms (stream_linear_forms.h).
+//
 // Weights are the M side of wgmma (out^T = W x^T), so few rows of x need no padding to 64; bound by reading W.
 //
 // One block an SM. The work is a line of units, each 128 weight rows by 128 bytes of depth, tile after tile; every
@@ -8,15 +10,15 @@
 //               weights are asked for before the previous kernel has ended
 //   warps 0-7   two warpgroups, 64 weight rows each
 //
-// Before: a cluster of blocks along the depth with partial sums in distributed shared memory, 8 to 15 us for the
-// 4608 x 4096 matrix: 288 blocks on 264 places made a second wave, and the barriers of the cluster stood at its end.
+// Where the matrix is small, the sums through global memory (two fences and a counter between the last product and the
+// output) are most of what is left once the weights are fetched early; there the other forms are taken.
 #include "ops/cuda/launch.cuh"
 #include "ops/cuda/num_sms.h"
 #include "ops/cuda/require.h"
 #include "ops/cuda/stream_ring.cuh"
 #include "ops/cuda/tensor_map.h"
 #include "ops/cuda/vector.cuh"
-#include "ops/gemm/stream_linear.h"
+#include "ops/gemm/stream_linear_forms.h"
 
 namespace vayu::ops {
 namespace {
@@ -260,16 +262,7 @@ void launch_width(CudaStream stream, const StreamLinearArgs& a, const Params& p)
   launch<kElementBytes, 64, kScaleBlocks>(stream, a, p);
 }
 
-}  // namespace
-
-int64_t stream_linear_workspace_bytes() {
-  return kStreamLinearMaxTiles * int64_t{sizeof(int32_t)} +
-         int64_t{2} * kMaxBlocks * kStreamLinearMaxRows / 2 * kConsumers * int64_t{sizeof(float)};
-}
-
-void stream_linear_cuda(CudaStream stream, const StreamLinearArgs& a) {
-  VAYU_REQUIRE(stream_linear_fits(a), "shapes of the weight streamer");
-  if (a.num_rows == 0) return;
+void line_linear(CudaStream stream, const StreamLinearArgs& a) {
   const auto depth_blocks = static_cast<int32_t>((a.weight.row_bytes() + 127) / 128);
   auto* arrivals = static_cast<int32_t*>(a.workspace);
   const Params p{.x_scales = a.x.scales,
@@ -287,6 +280,37 @@ void stream_linear_cuda(CudaStream stream, const StreamLinearArgs& a) {
   if (!a.weight.is_f8()) return launch_width<2, false>(stream, a, p);
   if (p.block_scaled || p.x_group_scales) return launch_width<1, true>(stream, a, p);
   launch_width<1, false>(stream, a, p);
+}
+
+// The matrices of a layer fit the shared memory of all SMs about once; there the line's sums through global memory
+// would be most of the time.
+StreamLinearForm best_form(const StreamLinearArgs& a) {
+  if (owned_linear_fits(a) && a.weight.rows >= num_sms() * 16) return StreamLinearForm::kOwned;
+  if (cluster_linear_fills(a, 4)) return StreamLinearForm::kQuads;
+  if (cluster_linear_fills(a, 2)) return StreamLinearForm::kPairs;
+  return StreamLinearForm::kLine;
+}
+
+}  // namespace
+
+int64_t stream_linear_workspace_bytes() {
+  return kStreamLinearMaxTiles * int64_t{sizeof(int32_t)} +
+         int64_t{2} * kMaxBlocks * kStreamLinearMaxRows / 2 * kConsumers * int64_t{sizeof(float)};
+}
+
+void stream_linear_cuda(CudaStream stream, const StreamLinearArgs& a) {
+  VAYU_REQUIRE(stream_linear_fits(a), "shapes of the weight streamer");
+  if (a.num_rows == 0) return;
+  switch (a.form == StreamLinearForm::kAuto ? best_form(a) : a.form) {
+    case StreamLinearForm::kOwned:
+      return owned_linear_cuda(stream, a);
+    case StreamLinearForm::kQuads:
+      return cluster_linear_cuda(stream, a, 4);
+    case StreamLinearForm::kPairs:
+      return cluster_linear_cuda(stream, a, 2);
+    default:
+      return line_linear(stream, a);
+  }
 }
 
 }  // namespace vayu::ops

@@ -7,6 +7,9 @@
 
 namespace vayu::ops {
 
+// How the SMs share the weights (stream_linear_forms.h); kAuto takes what was measured to be fastest.
+enum class StreamLinearForm : uint8_t { kAuto, kLine, kPairs, kQuads, kOwned };
+
 struct StreamLinearArgs {
   DeviceMatrix weight;  // (rows, cols); BF16, or FP8 with any scale
   ActRows x;            // (num_rows, cols): BF16 for BF16 weights, else FP8
@@ -14,6 +17,7 @@ struct StreamLinearArgs {
   Bf16* y = nullptr;          // (num_rows, weight.rows), or
   float* y_float = nullptr;   // the same in float (logits); exactly one of the two is set
   void* workspace = nullptr;  // stream_linear_workspace_bytes, zeroed once; every launch leaves its counters zeroed
+  StreamLinearForm form = StreamLinearForm::kAuto;
 };
 
 constexpr int32_t kStreamLinearMaxRows = 64;

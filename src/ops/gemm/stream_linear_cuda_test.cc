@@ -1,6 +1,8 @@
 #include "ops/gemm/stream_linear.h"
 
 #include "ops/cuda/matrix_test_util.h"
+#include "ops/gemm/stream_linear_forms.h"
+#include "ops/norm/add_norm.h"
 
 namespace vayu::ops {
 namespace {
@@ -12,6 +14,15 @@ struct Case {
   int32_t scale_group;  // of x
   bool to_float;
 };
+
+constexpr const char* kFormNames[] = {"auto", "line", "pairs", "quads", "owned"};
+bool form_fits(const StreamLinearArgs& args, StreamLinearForm form) {
+  if (form == StreamLinearForm::kOwned) return owned_linear_fits(args);
+  if (form == StreamLinearForm::kPairs || form == StreamLinearForm::kQuads) return cluster_linear_fits(args);
+  return true;
+}
+constexpr StreamLinearForm kForms[] = {StreamLinearForm::kAuto, StreamLinearForm::kLine, StreamLinearForm::kPairs,
+                                       StreamLinearForm::kQuads, StreamLinearForm::kOwned};
 
 struct Workspace {
   Workspace() : memory(stream_linear_workspace_bytes()) {
@@ -40,14 +51,21 @@ void check(TestRandom& random, const Case& c) {
   args.y_float = c.to_float ? device_y_float.get() : nullptr;
   args.workspace = workspace.memory.get();
   ASSERT_TRUE(stream_linear_fits(args)) << name;
-  stream_linear_cuda(nullptr, args);
-  ASSERT_TRUE(last_launch("stream_linear").ok()) << name;
-  const auto got = c.to_float ? device_y_float.host() : as_floats(device_y.host());
-  const auto want = c.to_float ? y_float : as_floats(y);
-  // FP8 products are summed by the tensor cores with about 14 bits; BF16 outputs are rounded to 8.
-  EXPECT_LT(relative_error(got, want), c.to_float && !f8 ? 1e-4 : 4e-3) << name;
-  for (size_t i = 0; i < got.size(); ++i)
-    ASSERT_NEAR(got[i], want[i], 0.05 + 0.02 * std::fabs(want[i])) << name << " at " << i;
+  for (const StreamLinearForm form : kForms) {
+    if (!form_fits(args, form)) continue;
+    args.form = form;
+    device_y.poison();
+    device_y_float.poison();
+    stream_linear_cuda(nullptr, args);
+    const std::string what = name + ", " + kFormNames[static_cast<int>(form)];
+    ASSERT_TRUE(last_launch("stream_linear").ok()) << what;
+    const auto got = c.to_float ? device_y_float.host() : as_floats(device_y.host());
+    const auto want = c.to_float ? y_float : as_floats(y);
+    // FP8 products are summed by the tensor cores with about 14 bits; BF16 outputs are rounded to 8.
+    EXPECT_LT(relative_error(got, want), c.to_float && !f8 ? 1e-4 : 4e-3) << what;
+    for (size_t i = 0; i < got.size(); ++i)
+      ASSERT_NEAR(got[i], want[i], 0.05 + 0.02 * std::fabs(want[i])) << what << " at " << i;
+  }
 }
 
 TEST(StreamLinearCuda, IsTheReference) {
@@ -70,19 +88,47 @@ TEST(StreamLinearCuda, IsTheReference) {
   check(random, {256, 16384, 5, WeightScale::kRow, 0, true});
 }
 
+// The shapes for which the forms were made: whole rows in a block (1 to 8 rows, inputs a multiple of 1024, 8 to 48
+// weight rows a block), and clusters whose ring goes around (BF16, 64 rows) or has a part of the depth for no one.
+TEST(StreamLinearCuda, FormsAreTheReference) {
+  VAYU_NEEDS_DEVICE();
+  TestRandom random;
+  for (const int32_t rows : {1, 2, 3, 5, 7, 8}) {
+    check(random, {random.integer(1, 6336), 1024 * random.integer(1, 4), rows, WeightScale::kRow, 0, rows % 2 == 0});
+  }
+  for (const int32_t rows : {1, 8, 15, 31, 40, 64}) {
+    for (const WeightScale scale : {WeightScale::kRow, WeightScale::kNone}) {
+      const bool to_float = (rows + static_cast<int>(scale)) % 2 == 0;
+      check(random, {random.integer(4225, 4700), 16 * random.integer(1, 30), rows, scale, 0, to_float});
+      check(random, {random.integer(1, 300), 16 * random.integer(300, 512), rows, scale, 0, !to_float});
+    }
+  }
+  check(random, {6336, 4096, 8, WeightScale::kRow, 0, false});
+  check(random, {4608, 4096, 12, WeightScale::kRow, 0, true});
+  check(random, {4096, 2048, 33, WeightScale::kRow, 0, false});
+  check(random, {4608, 2048, 33, WeightScale::kNone, 0, false});
+}
+
 // A row with a NaN gives NaN, and no other row notices.
 TEST(StreamLinearCuda, KeepsNaNInItsRow) {
   VAYU_NEEDS_DEVICE();
   TestRandom random;
-  TestMatrix weight(random, 200, 512, WeightScale::kRow);
-  std::vector<float> values = random.normals(5 * 512);
-  values[2 * 512 + 77] = kNaN;
-  TestRows x(5, 512, true, 0, values);
+  TestMatrix weight(random, 200, 1024, WeightScale::kRow);
+  std::vector<float> values = random.normals(5 * 1024);
+  values[2 * 1024 + 77] = kNaN;
+  TestRows x(5, 1024, true, 0, values);
   DeviceArray<float> y(5 * 200);
   Workspace workspace;
-  stream_linear_cuda(nullptr, {weight.device(), x.device(), 5, nullptr, y.get(), workspace.memory.get()});
-  const auto got = y.host();
-  for (int64_t i = 0; i < 5 * 200; ++i) EXPECT_EQ(std::isnan(got[i]), i / 200 == 2) << i;
+  for (const StreamLinearForm form : kForms) {
+    StreamLinearArgs args{weight.device(), x.device(), 5, nullptr, y.get(), workspace.memory.get(), form};
+    ASSERT_TRUE(form_fits(args, form));
+    y.poison();
+    stream_linear_cuda(nullptr, args);
+    const auto got = y.host();
+    for (int64_t i = 0; i < 5 * 200; ++i) {
+      EXPECT_EQ(std::isnan(got[i]), i / 200 == 2) << kFormNames[static_cast<int>(form)] << " at " << i;
+    }
+  }
 }
 
 // In a chain, as a decode step runs it, over weights that together exceed the second-level cache.
@@ -111,15 +157,58 @@ TEST(StreamLinearCuda, Speed) {
         TestRows x(rows, s.cols, f8, 0, random.normals(rows * s.cols));
         DeviceArray<float> y(rows * s.out);
         StreamLinearArgs args{weights[0]->device(), x.device(), rows, nullptr, y.get(), workspace.memory.get()};
-        if (!stream_linear_fits(args)) continue;
+        for (const StreamLinearForm form : kForms) {
+          args.form = form;
+          if (form == StreamLinearForm::kAuto || !form_fits(args, form)) continue;
+          if (s.copies < 8 && form != StreamLinearForm::kLine) continue;
+          const auto call = [&](CudaStream stream, int i) {
+            args.weight = weights[i % s.copies]->device();
+            stream_linear_cuda(stream, args);
+          };
+          const double us = chained_us(call, s.copies == 1 ? 4 : 24).value();
+          const double gbs = static_cast<double>(s.out * weights[0]->device().row_bytes()) / us * 1e-3;
+          std::printf("SPEED stream_linear %s %s rows %d %s: %.1f us %.0f GB/s %.2f\n", s.name, f8 ? "f8" : "bf16",
+                      rows, kFormNames[static_cast<int>(form)], us, gbs, gbs / 4300);
+        }
+      }
+    }
+  }
+}
+
+// A layer's linear behind the norm that makes its rows, as pairs in a chain: the weights are fetched while the norm
+// runs.
+TEST(StreamLinearCuda, SpeedBehindANorm) {
+  VAYU_NEEDS_DEVICE();
+  if (!std::getenv("VAYU_SPEED")) GTEST_SKIP() << "VAYU_SPEED is not set";
+  TestRandom random;
+  Workspace workspace;
+  constexpr int64_t kHidden = 4096, kOut = 4608;
+  constexpr int kCopies = 8;
+  const DeviceArray<float> norm(random.normals(kHidden));
+  for (const WeightScale scale : {WeightScale::kRow, WeightScale::kNone}) {
+    const bool f8 = scale == WeightScale::kRow;
+    std::vector<std::unique_ptr<TestMatrix>> weights;
+    for (int i = 0; i < kCopies; ++i) {
+      weights.push_back(std::make_unique<TestMatrix>(random, kOut, kHidden, scale, true));
+    }
+    for (const int32_t rows : {1, 8, 32, 64}) {
+      const DeviceArray<Bf16> residual(as_bf16(random.normals(rows * kHidden)));
+      const TestRows x(rows, kHidden, f8, 0);
+      const DeviceArray<float> y(rows * kOut);
+      const AddNormArgs norm_args{
+          .residual = residual.get(), .weight = norm.get(), .num_rows = rows, .hidden = kHidden, .y = x.device()};
+      StreamLinearArgs args{weights[0]->device(), x.device(), rows, nullptr, y.get(), workspace.memory.get()};
+      const double alone = chained_us([&](CudaStream stream, int) { add_norm_cuda(stream, norm_args); }, 24).value();
+      for (const StreamLinearForm form : kForms) {
+        args.form = form;
+        if (form == StreamLinearForm::kAuto || !form_fits(args, form)) continue;
         const auto call = [&](CudaStream stream, int i) {
-          args.weight = weights[i % s.copies]->device();
+          add_norm_cuda(stream, norm_args);
+          args.weight = weights[i % kCopies]->device();
           stream_linear_cuda(stream, args);
         };
-        const double us = chained_us(call, s.copies == 1 ? 4 : 24).value();
-        const double gbs = static_cast<double>(s.out * weights[0]->device().row_bytes()) / us * 1e-3;
-        std::printf("SPEED stream_linear %s %s rows %d: %.1f us %.0f GB/s %.2f\n", s.name, f8 ? "f8" : "bf16", rows, us,
-                    gbs, gbs / 4300);
+        std::printf("SPEED stream_linear behind a norm, qkv %s rows %d %s: %.1f us both, %.1f the norm alone\n",
+                    f8 ? "f8" : "bf16", rows, kFormNames[static_cast<int>(form)], chained_us(call, 24).value(), alone);
       }
     }
   }

@@ -119,6 +119,7 @@ __global__ void __launch_bounds__(512, add_norm_blocks(kVectors, kExperts))
     add_norm_kernel(AddNormArgs args, ExpertRows experts) {
   constexpr int kChunk = kVectors > 2 ? 4 : 8;  // rows of experts read together: what the registers hold
   __shared__ float2 partial[32];
+  let_next_start();  // a linear fetches its weights meanwhile
   const int64_t row = blockIdx.x;
   const auto column = [&](int i) { return static_cast<int>(threadIdx.x + i * blockDim.x) * 8; };
   float y[kVectors][8] = {};  // weight, then s * weight
@@ -150,7 +151,6 @@ __global__ void __launch_bounds__(512, add_norm_blocks(kVectors, kExperts))
     }
     peak = peak_bits(y[i], peak);
   }
-  let_next_start();
   if (!args.weight) return;
 
   const bool is_f8 = args.y.scales != nullptr;

@@ -14,6 +14,7 @@ __global__ void __launch_bounds__(512, kVectors > 1 ? 2 : 4) quantize_rows_kerne
   __shared__ uint32_t partial[32];
   const int64_t row = blockIdx.x;
   const auto column = [&](int i) { return static_cast<int>(threadIdx.x + i * blockDim.x) * 8; };
+  let_next_start();  // a linear fetches its weights meanwhile
   wait_for_inputs();
   Bytes16 packed[kVectors] = {};
 #pragma unroll
@@ -29,7 +30,6 @@ __global__ void __launch_bounds__(512, kVectors > 1 ? 2 : 4) quantize_rows_kerne
     unpack_bf16x8(packed[i], v);
     peak = peak_bits(v, peak);
   }
-  let_next_start();
   const float scale = f8_scale(__uint_as_float(block_peak_bits(peak, partial)));
   const float factor = 1.0f / scale;
   if (threadIdx.x == 0) args.y.scales[row] = scale;

@@ -39,6 +39,7 @@ __global__ void __launch_bounds__(kMaxRopeWarps * 32, 4)
   const int heads_a_pass = static_cast<int>(blockDim.x) / shape.lanes;
   const HeadSlice slice = head_slice<kInterleaved>(lane, shape.head_dim, args.rotation.rotary_dim);
   const bool holds = lane * 16 < shape.head_dim;
+  let_next_start();  // attention fetches settled keys meanwhile
   wait_for_inputs();
 
   const int64_t token = blockIdx.x;
@@ -55,7 +56,6 @@ __global__ void __launch_bounds__(kMaxRopeWarps * 32, 4)
     if (!filled) {
       fill_turns(turns, args.rotation, shape.head_dim, args.positions[token]);
       __syncthreads();
-      let_next_start();
       filled = true;
     }
     float near[8], far[8];

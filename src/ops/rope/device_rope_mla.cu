@@ -75,6 +75,7 @@ __global__ void __launch_bounds__((kMaxRopeWarps + 1) * 32, 3)
   const HeadSlice slice = head_slice<kInterleaved>(lane, shape.head_dim, shape.head_dim);
   const int heads_dim = args.num_heads * (args.nope_dim + args.rotation.rotary_dim);
   const bool is_worker = thread < workers;
+  let_next_start();
   wait_for_inputs();
 
   const int32_t slot = args.slot_mapping[blockIdx.x];
@@ -86,7 +87,6 @@ __global__ void __launch_bounds__((kMaxRopeWarps + 1) * 32, 3)
   const float scale = is_worker ? 0.0f : latent_scale(args, row + heads_dim);
   fill_turns(turns, args.rotation, shape.head_dim, args.positions[blockIdx.x]);
   __syncthreads();
-  let_next_start();
   if (!is_worker && slot >= 0) write_latent(args, row + heads_dim, slot, scale);
   if (!holds) return;
   while (part <= args.num_heads) {
