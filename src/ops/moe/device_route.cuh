@@ -16,6 +16,7 @@ namespace vayu::ops {
 
 constexpr int kRouteThreads = 256;  // that choose and place; 8 warps
 constexpr int kRouteSmallTokens = 128;
+constexpr int kRoutePartials = 16;  // of a logit, at most
 constexpr uint32_t kAllLanes = 0xffffffffu;
 
 // Counters in front of the scratch, zero between launches except the generation.
@@ -25,6 +26,11 @@ struct RouteCounters {
   uint32_t partials_in;  // blocks of the small kernel whose partial logits are stored
 };
 constexpr int64_t kRouteCounterBytes = 256;
+
+// Behind the counters the partial logits of the small kernel, then the masks of the large one.
+__host__ __device__ constexpr int64_t route_masks_offset(int padded) {
+  return kRouteCounterBytes + int64_t{kRouteSmallTokens} * kRoutePartials * padded * 4;
+}
 
 void launch_route_small(CudaStream stream, const DeviceRouteArgs& args);
 void launch_route_large(CudaStream stream, const DeviceRouteArgs& args);
@@ -173,21 +179,60 @@ struct Chosen {  // lane j < top_k: the j-th expert of the token
   float weight;
 };
 
-// Finite logits in v. Rounds of two warp reductions: the largest key, then the lowest expert that has it.
-template <int kPerLane>
-__device__ __forceinline__ Chosen choose(const RouterShape& shape, float (&v)[kPerLane], const float (&bias)[kPerLane],
-                                         float* row, int lane) {
-  score_logits(shape, v, lane);
-  uint32_t key[kPerLane];
-  choice_keys(shape, v, bias, row, lane, key);
-  Chosen mine = {0, 0.0f};
-  float sum = 0;
+// What a lane has to offer, best first.
+struct Candidate {
+  uint32_t key;
+  int32_t expert;
+  float score;
+};
+__device__ __forceinline__ void put_better_first(Candidate& a, Candidate& b) {
+  if (b.key > a.key || (b.key == a.key && b.expert < a.expert)) {
+    const Candidate other = a;
+    a = b;
+    b = other;
+  }
+}
+
+// Rounds of one warp reduction, the largest key, and one vote: lanes hold ascending runs of experts, so that the lowest
+// lane that has the key has the lowest expert. What a round waits for is the key alone.
+__device__ __forceinline__ Chosen take_best(const RouterShape& shape, const float (&v)[4], const uint32_t (&key)[4],
+                                            int lane, float& sum) {
+  Candidate mine[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) mine[i] = {key[i], lane_expert(lane, i), v[i]};
+  put_better_first(mine[0], mine[1]);
+  put_better_first(mine[2], mine[3]);
+  put_better_first(mine[0], mine[2]);
+  put_better_first(mine[1], mine[3]);
+  put_better_first(mine[1], mine[2]);
+  Chosen chosen = {0, 0.0f};
+#pragma unroll 1
+  for (int j = 0; j < shape.top_k; ++j) {
+    const uint32_t top = __reduce_max_sync(kAllLanes, mine[0].key);
+    const int winner = __ffs(static_cast<int>(__ballot_sync(kAllLanes, mine[0].key == top))) - 1;
+    const int32_t expert = __shfl_sync(kAllLanes, mine[0].expert, winner);
+    const float score = __shfl_sync(kAllLanes, mine[0].score, winner);
+    sum += score;
+    if (lane == j) chosen = {expert, score};
+    if (lane == winner) {
+      mine[0] = mine[1], mine[1] = mine[2], mine[2] = mine[3];
+      mine[3].key = 0;
+    }
+  }
+  return chosen;
+}
+
+// Lanes hold two runs: rounds of two warp reductions, the largest key, then the lowest expert that has it.
+__device__ __forceinline__ Chosen take_best(const RouterShape& shape, const float (&v)[8], uint32_t (&key)[8], int lane,
+                                            float& sum) {
+  Chosen chosen = {0, 0.0f};
+#pragma unroll 1
   for (int j = 0; j < shape.top_k; ++j) {
     uint32_t best = key[0];
     float best_score = v[0];
     uint32_t best_expert = lane_expert(lane, 0);
 #pragma unroll
-    for (int i = 1; i < kPerLane; ++i) {
+    for (int i = 1; i < 8; ++i) {
       if (key[i] > best) {
         best = key[i];
         best_score = v[i];
@@ -198,12 +243,24 @@ __device__ __forceinline__ Chosen choose(const RouterShape& shape, float (&v)[kP
     const uint32_t expert = __reduce_min_sync(kAllLanes, best == top ? best_expert : 0xffffffffu);
     const float score = __shfl_sync(kAllLanes, best_score, (expert % 128) / 4);
     sum += score;
-    if (lane == j) mine = {static_cast<int32_t>(expert), score};
+    if (lane == j) chosen = {static_cast<int32_t>(expert), score};
 #pragma unroll
-    for (int i = 0; i < kPerLane; ++i) {
+    for (int i = 0; i < 8; ++i) {
       if (lane_expert(lane, i) == static_cast<int>(expert)) key[i] = 0;
     }
   }
+  return chosen;
+}
+
+// Finite logits in v.
+template <int kPerLane>
+__device__ __forceinline__ Chosen choose(const RouterShape& shape, float (&v)[kPerLane], const float (&bias)[kPerLane],
+                                         float* row, int lane) {
+  score_logits(shape, v, lane);
+  uint32_t key[kPerLane];
+  choice_keys(shape, v, bias, row, lane, key);
+  float sum = 0;
+  Chosen mine = take_best(shape, v, key, lane, sum);
   if (shape.normalize && shape.top_k > 1) mine.weight /= sum + 1e-20f;
   mine.weight *= shape.scale;
   return mine;
@@ -247,11 +304,11 @@ __device__ __forceinline__ bool all_finite(const float (&v)[kPerLane], int num_e
 }
 
 // Chooses for one token and stores its ids and weights. v: its logits; row: padded_experts floats of this warp.
-// Returns, in lane j < top_k, the j-th expert, or -1 where the token is padding.
+// Returns, in lane j < top_k, the j-th expert, or -1 where the token is padding. A dry call stores nothing.
 template <int kPerLane>
 __device__ __forceinline__ int32_t route_token(const DeviceRouteArgs& args, int token, bool is_padding,
                                                float (&v)[kPerLane], const float (&bias)[kPerLane], float* row,
-                                               int lane) {
+                                               int lane, bool live = true) {
   const RouterShape& shape = args.shape;
   Chosen mine = {-1, 0.0f};
   if (!is_padding) {
@@ -266,7 +323,7 @@ __device__ __forceinline__ int32_t route_token(const DeviceRouteArgs& args, int 
     }
     mine = finite ? choose(shape, v, bias, row, lane) : Chosen{lane, NAN};
   }
-  if (lane < shape.top_k) {
+  if (live && lane < shape.top_k) {
     const int64_t pair = int64_t{token} * shape.top_k + lane;
     args.expert_ids[pair] = mine.id;
     args.expert_weights[pair] = mine.weight;
