@@ -1,7 +1,7 @@
 // A persistent kernel, one block an SM, bound by reading weights. A tile is 256 weight rows of one group of rows (an
 // expert and up to 32 of the rows that chose it) over the whole depth: 128 outputs of gate and up, or 256 of down. All
-// gate-up tiles come first in one list, then all down tiles; blocks take tiles from a global counter, so the tail is
-// one down tile long (256 KB of weights, 1 to 3 % of a block's share).
+// gate-up tiles come first in one list, then all down tiles; blocks take tiles from a global counter (the first is
+// that of the block's number), so the tail is one down tile long (256 KB of weights, 1 to 3 % of a block's share).
 //
 //   warp 8      takes tiles, streams weights: boxes of 256 rows x 128 bytes into a ring of 6 stages (192 KB in flight)
 //   warp 9      gathers the rows of activations beside them (cp.async, up to 32 x 128 bytes a stage); before a down
@@ -11,7 +11,10 @@
 //   group
 //               of more rows is cut; its weights are then read again, at about the same time, out of the L2 cache
 //
-// The two projections of a group are ordered by the counters alone, so there is no drain between them.
+// The two projections of a group are ordered by the counters alone, so there is no drain between them. Between launches
+// there is none either: two sets of counters take turns, a launch clears those of the next.
+//
+// The shared expert's gate-up rows are called into the L2 cache before the router has ended.
 //
 // Tried and dropped: the depth of gate-up tiles cut in 2 to 8 parts where there are fewer tiles than SMs, sums through
 // global memory. 50 us in place of 44 at one row of six experts: the fence and the counter of a part cost a block more
@@ -57,8 +60,10 @@ struct Shared {
   float peaks[8][kMaxRows];             // largest magnitude a warp saw of each row
   Group groups[kMaxGroups];
   Tile tiles[kTileSlots];
+  int32_t warp_counts[kThreads / 32];
   uint64_t full[kStages], empty[kStages], tile_full[kTileSlots], tile_empty[kTileSlots];
   int32_t num_groups;
+  int32_t turn;  // which set of counters is this launch's
 };
 
 struct Params {
@@ -70,9 +75,13 @@ struct Params {
   const float *gate_up_scales, *down_scales, *shared_gate_up_scales, *shared_down_scales;
   const int32_t* expert_indptr;
   const int32_t* sorted_tokens;
+  const uint8_t* shared_gate_up;
+  int64_t shared_gate_up_bytes;
+  // Each kernel leaves the first two zero, and the third as 1 less what it was.
   int32_t* next_tile;    // workspace[0]
-  int32_t* blocks_done;  // workspace[1]
-  int32_t* done;         // workspace[64 ..]: finished gate-up tiles of each group
+  int32_t* blocks_done;  // workspace[1]: those that have found no more tiles
+  int32_t* turn;         // workspace[2]
+  int32_t* done;         // workspace[64 ..]: finished gate-up tiles of each group, two sets
   int32_t num_tokens, num_pairs, num_experts, hidden, ffn, has_shared;
 };
 
@@ -82,39 +91,63 @@ __device__ int32_t load_acquire(const int32_t* p) {
   return v;
 }
 
-// The groups in order: the shared expert's (it has the most rows), then each expert that has rows. By the whole block.
+// The groups in order: the shared expert's (it has the most rows), then each expert that has rows. By the whole block,
+// an expert a thread: one trip to the L2 cache (a warp with four experts a lane took four, 2 us).
 __device__ void list_groups(const Params& p, Shared& s) {
   const int shared_groups = p.has_shared ? (p.num_tokens + kMaxRows - 1) / kMaxRows : 0;
+  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   for (int g = threadIdx.x; g < shared_groups; g += kThreads) {
     s.groups[g] = {static_cast<int16_t>(p.num_experts),
                    static_cast<int16_t>(min(kMaxRows, p.num_tokens - g * kMaxRows)), p.num_pairs + g * kMaxRows};
   }
-  if (threadIdx.x >= 32) return;
   int count = shared_groups;
-  for (int base = 0; base < p.num_experts; base += 32) {
+  for (int base = 0; base < p.num_experts; base += kThreads) {
     const int e = base + static_cast<int>(threadIdx.x);
     int first = 0, rows = 0;
     if (e < p.num_experts) {
-      first = p.expert_indptr[e];
-      rows = p.expert_indptr[e + 1] - first;
+      first = __ldcg(&p.expert_indptr[e]);
+      rows = __ldcg(&p.expert_indptr[e + 1]) - first;
     }
     const int mine = (rows + kMaxRows - 1) / kMaxRows;
-    int before = mine;
+    int upto = mine;
 #pragma unroll
     for (int offset = 1; offset < 32; offset *= 2) {
-      const int other = __shfl_up_sync(0xffffffffu, before, offset);
-      if (static_cast<int>(threadIdx.x) >= offset) before += other;
+      const int other = __shfl_up_sync(0xffffffffu, upto, offset);
+      if (lane >= offset) upto += other;
     }
-    for (int i = 0; i < mine; ++i) {
-      const int at = count + before - mine + i;
-      if (at < kMaxGroups) {
-        s.groups[at] = {static_cast<int16_t>(e), static_cast<int16_t>(min(kMaxRows, rows - i * kMaxRows)),
-                        first + i * kMaxRows};
-      }
+    if (lane == 31) s.warp_counts[warp] = upto;
+    __syncthreads();
+    int at = count + upto - mine;
+    for (int w = 0; w < kThreads / 32; ++w) {
+      if (w < warp) at += s.warp_counts[w];
+      count += s.warp_counts[w];
     }
-    count += __shfl_sync(0xffffffffu, before, 31);
+    for (int i = 0; i < mine && at + i < kMaxGroups; ++i) {
+      s.groups[at + i] = {static_cast<int16_t>(e), static_cast<int16_t>(min(kMaxRows, rows - i * kMaxRows)),
+                          first + i * kMaxRows};
+    }
+    __syncthreads();
   }
   if (threadIdx.x == 0) s.num_groups = min(count, kMaxGroups);
+}
+
+// This block's share of the shared expert's gate-up rows on their way to the L2 cache.
+__device__ __forceinline__ void call_shared_weights(const Params& p) {
+  constexpr int64_t kLine = 128;
+  const int64_t lines = p.shared_gate_up_bytes / kLine;
+  const int64_t first = blockIdx.x * lines / gridDim.x, last = (blockIdx.x + 1) * lines / gridDim.x;
+  if (first == last) return;
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(p.shared_gate_up + first * kLine),
+               "r"(static_cast<uint32_t>((last - first) * kLine))
+               : "memory");
+}
+
+// No block takes tiles any more, and all have read whose turn it is.
+__device__ __forceinline__ void end_turn(const Params& p, int turn) {
+  if (atomicAdd(p.blocks_done, 1) != static_cast<int>(gridDim.x) - 1) return;
+  *p.next_tile = 0;
+  *p.blocks_done = 0;
+  *p.turn = 1 - turn;
 }
 
 template <int kElementBytes>
@@ -123,8 +156,8 @@ __device__ void stream_weights(const Params& p, Shared& s, const CUtensorMap* ga
   const int up_blocks = p.ffn / 128, down_blocks = (p.hidden + kTileRows - 1) / kTileRows;
   const int up_tiles = s.num_groups * up_blocks, all_tiles = up_tiles + s.num_groups * down_blocks;
   Ring ring, slot;
-  for (;;) {
-    const int index = atomicAdd(p.next_tile, 1);
+  for (bool first = true;; first = false) {
+    const int index = first ? static_cast<int>(blockIdx.x) : static_cast<int>(gridDim.x) + atomicAdd(p.next_tile, 1);
     Tile tile{-1, 0, 0};
     if (index < up_tiles) {
       tile = {index / up_blocks, index % up_blocks, 0};
@@ -135,7 +168,10 @@ __device__ void stream_weights(const Params& p, Shared& s, const CUtensorMap* ga
     s.tiles[slot.stage] = tile;
     barrier_arrive(&s.tile_full[slot.stage]);
     slot.advance(kTileSlots);
-    if (tile.group < 0) return;
+    if (tile.group < 0) {
+      end_turn(p, s.turn);
+      return;
+    }
     const int expert = s.groups[tile.group].expert;
     const bool shared_expert = expert == p.num_experts;
     const CUtensorMap* map =
@@ -167,7 +203,7 @@ __device__ void gather_rows(const Params& p, Shared& s, int lane) {
     const int width = group.rows <= 8 ? 8 : group.rows <= 16 ? 16 : 32;
     const int64_t depth = int64_t{tile.down ? p.ffn : p.hidden} * kElementBytes;
     if (tile.down) {
-      while (load_acquire(&p.done[tile.group]) < p.ffn / 128) __nanosleep(64);
+      while (load_acquire(&p.done[s.turn * kMaxGroups + tile.group]) < p.ffn / 128) __nanosleep(64);
       __syncwarp();
     }
     // Lane l copies chunk l % 8 of rows l / 8 + 4 i.
@@ -326,7 +362,7 @@ __device__ void gate_up_tile(const Params& p, Shared& s, Consumer& c, const Tile
   }
   __threadfence();
   consumer_barrier();  // also: peaks and token_scales are free again
-  if (c.thread == 0) atomicAdd(&p.done[tile.group], 1);
+  if (c.thread == 0) atomicAdd(&p.done[s.turn * kMaxGroups + tile.group], 1);
 }
 
 template <int kElementBytes, int kWidth>
@@ -440,9 +476,14 @@ __global__ void __launch_bounds__(kThreads, 1)
     }
     barrier_init_fence();
   }
+  if (threadIdx.x == 32) call_shared_weights(p);
   wait_for_inputs();
+  if (threadIdx.x == 0) s.turn = __ldcg(p.turn);
   list_groups(p, s);
   __syncthreads();
+  if (blockIdx.x == 0) {  // what the launch before this one used
+    for (int i = threadIdx.x; i < kMaxGroups; i += kThreads) p.done[(1 - s.turn) * kMaxGroups + i] = 0;
+  }
   let_next_start();
   if (warp < 8) {
     take_registers<208>();
@@ -454,20 +495,6 @@ __global__ void __launch_bounds__(kThreads, 1)
     } else if (threadIdx.x == 8 * 32) {
       stream_weights<kElementBytes>(p, s, &gate_up, &down, &shared_gate_up, &shared_down);
     }
-  }
-  __syncthreads();
-  // The last block leaves the workspace as it found it.
-  __shared__ int32_t last;
-  if (threadIdx.x == 0) {
-    __threadfence();
-    last = atomicAdd(p.blocks_done, 1) == static_cast<int>(gridDim.x) - 1;
-  }
-  __syncthreads();
-  if (!last) return;
-  for (int i = threadIdx.x; i < s.num_groups; i += kThreads) p.done[i] = 0;
-  if (threadIdx.x == 0) {
-    *p.next_tile = 0;
-    *p.blocks_done = 0;
   }
 }
 
@@ -493,8 +520,11 @@ void stream_experts_cuda(CudaStream stream, const StreamExpertsArgs& a) {
                  .shared_down_scales = a.shared_down.scales,
                  .expert_indptr = a.expert_indptr,
                  .sorted_tokens = a.sorted_tokens,
+                 .shared_gate_up = static_cast<const uint8_t*>(a.shared_gate_up.data),
+                 .shared_gate_up_bytes = has_shared ? a.shared_gate_up.rows * a.shared_gate_up.row_bytes() : 0,
                  .next_tile = workspace,
                  .blocks_done = workspace + 1,
+                 .turn = workspace + 2,
                  .done = workspace + 64,
                  .num_tokens = a.num_tokens,
                  .num_pairs = a.num_tokens * a.top_k,

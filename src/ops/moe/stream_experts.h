@@ -33,7 +33,7 @@ constexpr int32_t kStreamExpertsPassRows = 32;       // rows of an expert under 
 constexpr int32_t kStreamExpertsMaxGroups = 512;     // passes
 constexpr int64_t kStreamExpertsFewBytes = 5 << 18;  // gate and up sums of 8 tokens, 8 experts and one of ffn 2048
 inline int64_t stream_experts_workspace_bytes() {
-  return (kStreamExpertsMaxGroups + 64) * int64_t{sizeof(int32_t)} + kStreamExpertsFewBytes;
+  return (2 * kStreamExpertsMaxGroups + 64) * int64_t{sizeof(int32_t)} + kStreamExpertsFewBytes;
 }
 // Whether the shapes are ones the kernel takes; the weights' rows are scaled by row, or not at all.
 bool stream_experts_fits(const StreamExpertsArgs& args);

@@ -2,8 +2,8 @@
 // 56 gate-up tiles of 1 MB for 132 SMs, and an SM reads 1 MB in 17 us.
 //
 // A unit is 16 weight rows over the whole depth (64 KB of gate and up, 16 KB of down in FP8). Every block, one an SM,
-// has an equal share of the line of gate-up units and then of the line of down units: at 1 row 7 and 14 units, 672 KB
-// where the mean is 667. Bytes of the shares under way set the time, so a block is one stream of them:
+// has an equal share of the line of gate-up units, and a share of the line of down units that evens out the bytes: at
+// one row 7 and 12 or 13 units, or 6 and 16 or 17; 656 KB at most, 652 on average. A block is one stream of weights:
 //
 //   warp 8      a ring of stages of 16 KB, each one copy: 16 rows by 8 blocks of 128 bytes of depth, block after block
 //   warps 0-7   warp w multiplies block w of every stage with mma.sync (weights are the 16 rows, tokens the 8 columns;
@@ -17,7 +17,7 @@
 //
 // The weights of the shared expert do not depend on the routing: before the router has ended, its gate-up rows are in
 // the ring and its down rows on their way to the L2 cache. For that the block fits beside the router's: shared memory
-// as kBesideRouter says, and registers (112 x 288 + 104 x 256 of 65,536).
+// as kBesideRouter says, and registers: 80 x 12 warps leave 136 for the router's 8.
 #include "ops/cuda/launch.cuh"
 #include "ops/cuda/num_sms.h"
 #include "ops/cuda/require.h"
@@ -38,6 +38,7 @@ constexpr int kMaxStages = 12;
 constexpr int kFewestStages = 6;  // 96 KB under way; 40 KB at 1.2 us are the bandwidth of an SM
 constexpr int kConsumers = 256;
 constexpr int kThreads = kConsumers + 32;
+constexpr int kWarpsAsDealt = 12;  // registers are dealt to four warps at a time
 constexpr int kMaxExperts = kConsumers;
 constexpr int kMaxGroups = 65;       // the shared expert and those that have rows
 constexpr int kMaxScaleGroups = 32;  // of a row of h
@@ -54,6 +55,7 @@ struct Fixed {
   int16_t expert[kMaxGroups];              // group 0: 0, of matrices of its own
   int16_t sorted_tokens[kMaxGroups];
   int32_t warp_counts[kConsumers / 32];
+  uint32_t arrived_before;  // the counter of the grid's barrier before this block came
   uint64_t full[kMaxStages], empty[kMaxStages];
 };
 
@@ -89,8 +91,8 @@ __device__ __forceinline__ Place place_of(const Params& p, uint8_t* raw) {
 }
 
 // This block's units of one projection, the shared expert's first. These are dealt before the routing is known; the
-// routed ones make all of it equal to one unit. (Of the cuts of the line of all units, those of the shared expert's
-// are every few, so no block has more of the shared than of all.)
+// routed ones make all of it equal to one unit. (A whole number of experts has a cut wherever one expert has, so no
+// block has more of the shared units than of all.)
 struct Walk {
   int group, unit;  // the next
   int left, shared_left;
@@ -114,16 +116,40 @@ struct Walk {
 __device__ __forceinline__ int cut(uint32_t units, uint32_t block) {
   return static_cast<int>(block * units / gridDim.x);
 }
-__device__ __forceinline__ Walk walk_of(int rows_per_expert, bool has_shared, int routed) {
+// The cut of the line of down units that evens out the stages of both projections.
+__device__ __forceinline__ int even_cut(int up_units, int up_stages, int down_units, int down_stages, uint32_t block) {
+  return (cut(up_units * up_stages + down_units * down_stages, block) - cut(up_units, block) * up_stages) / down_stages;
+}
+template <int kElementBytes>
+__device__ __forceinline__ int blocks_of(int depth) {
+  return depth * kElementBytes / 128;
+}
+template <int kElementBytes>
+__device__ __forceinline__ int stages_of(int depth) {
+  return (blocks_of<kElementBytes>(depth) + kStageBlocks - 1) / kStageBlocks;
+}
+
+template <int kElementBytes>
+__device__ __forceinline__ Walk walk_of(const Params& p, bool down, int routed) {
+  const int block = static_cast<int>(blockIdx.x), experts = routed + p.has_shared;
   Walk walk;
-  walk.per_expert = rows_per_expert / kUnitRows;
-  const int shared_units = has_shared ? walk.per_expert : 0, all = shared_units + routed * walk.per_expert;
-  const int shared_first = cut(shared_units, blockIdx.x), shared_last = cut(shared_units, blockIdx.x + 1);
-  const int all_first = cut(all, blockIdx.x), all_last = cut(all, blockIdx.x + 1);
-  walk.left = all_last - all_first;
+  walk.per_expert = (down ? p.hidden : 2 * p.ffn) / kUnitRows;
+  const int shared_first = cut(p.has_shared * walk.per_expert, block);
+  const int shared_last = cut(p.has_shared * walk.per_expert, block + 1);
+  const int all = experts * walk.per_expert;
+  int first = cut(all, block), last = cut(all, block + 1);
+  const int up_stages = stages_of<kElementBytes>(p.hidden), down_stages = stages_of<kElementBytes>(p.ffn);
+  // Where every block has so many routed units that it can have a gate-up unit's worth less, and rounding.
+  if (down &&
+      routed * walk.per_expert * down_stages >= static_cast<int>(gridDim.x) * (up_stages + 2 * down_stages + 1)) {
+    const int up_units = experts * (2 * p.ffn / kUnitRows);
+    first = even_cut(up_units, up_stages, all, down_stages, block);
+    last = even_cut(up_units, up_stages, all, down_stages, block + 1);
+  }
+  walk.left = last - first;
   walk.shared_left = shared_last - shared_first;
-  walk.next_group = 1 + (all_first - shared_first) / walk.per_expert;
-  walk.next_unit = (all_first - shared_first) % walk.per_expert;
+  walk.next_group = 1 + (first - shared_first) / walk.per_expert;
+  walk.next_unit = (first - shared_first) % walk.per_expert;
   walk.group = 0;
   walk.unit = shared_first;
   if (walk.shared_left == 0) walk.enter_routed();
@@ -168,16 +194,11 @@ struct Stream {
   }
 };
 
-template <int kElementBytes>
-__device__ __forceinline__ int blocks_of(int depth) {
-  return depth * kElementBytes / 128;
-}
-
 // What can be asked for before the routing is known, as far as the ring goes. Returns how many stages that is.
 template <int kElementBytes>
 __device__ int stream_ahead(const Params& p, Stream& s, const CUtensorMap* shared_gate_up) {
   if (!p.has_shared) return 0;
-  const Walk up = walk_of(2 * p.ffn, true, 0), down = walk_of(p.hidden, true, 0);
+  const Walk up = walk_of<kElementBytes>(p, false, 0), down = walk_of<kElementBytes>(p, true, 0);
   const int blocks = blocks_of<kElementBytes>(p.hidden);
   int ahead = 0;
 #pragma unroll 1
@@ -205,7 +226,7 @@ __device__ void stream_rest(const Params& p, Stream& s, int groups, int ahead, c
     const CUtensorMap* routed = projection ? down : gate_up;
     const CUtensorMap* shared = projection ? shared_down : shared_gate_up;
 #pragma unroll 1
-    for (Walk walk = walk_of(rows, p.has_shared, groups); walk.left > 0; walk.advance()) {
+    for (Walk walk = walk_of<kElementBytes>(p, projection == 1, groups); walk.left > 0; walk.advance()) {
       const int row = s.fixed->expert[walk.group] * rows + walk.unit * kUnitRows;
 #pragma unroll 1
       for (int block = 0; block < blocks; block += kStageBlocks) {
@@ -338,11 +359,11 @@ __device__ __forceinline__ void run_unit(const Params& p, const Place& place, Co
   }
 }
 
-// h of a group's tokens, a warp for 128 columns, up to four rows at once. Nobody reads h or its scales now: the barrier
+// h of a group's tokens, a warp for 128 columns, two rows at once. Nobody reads h or its scales now: the barrier
 // of the last unit came after the last reads.
 template <int kElementBytes>
 __device__ __forceinline__ void make_h(const Params& p, const Place& place, const Consumer& c, int group) {
-  constexpr int kAtOnce = 4;
+  constexpr int kAtOnce = 2;
   Fixed& f = *place.fixed;
 #pragma unroll 1
   for (int i = c.warp; i < p.ffn / 128 * (kMaxTokens / kAtOnce); i += 8) {
@@ -387,9 +408,10 @@ __device__ __forceinline__ void make_h(const Params& p, const Place& place, cons
 // All blocks' sums are in memory. Block 0 brings the counter's top bit, the others one each, so the bit flips when the
 // last has come, and the counter needs no reset. The blocks of a launch are all resident: they are as many as there are
 // SMs, and those of the launch before them end without them.
-__device__ __forceinline__ void wait_for_grid(const Params& p, const Consumer& c, uint32_t before) {
+__device__ __forceinline__ void wait_for_grid(const Params& p, const Fixed& f, const Consumer& c) {
   consumer_barrier();
   if (c.thread == 0) {
+    const uint32_t before = f.arrived_before;
     add_release(p.arrived, blockIdx.x == 0 ? 0x80000000u - (gridDim.x - 1) : 1u);
     while (((load_acquire(p.arrived) ^ before) & 0x80000000u) == 0) {
     }
@@ -398,14 +420,14 @@ __device__ __forceinline__ void wait_for_grid(const Params& p, const Consumer& c
 }
 
 template <int kElementBytes>
-__device__ void consume(const Params& p, const Place& place, Consumer& c, int groups, uint32_t before) {
+__device__ void consume(const Params& p, const Place& place, Consumer& c, int groups) {
 #pragma unroll 1
   for (int projection = 0; projection < 2; ++projection) {
     const bool down = projection == 1;
-    if (down) wait_for_grid(p, c, before);
+    if (down) wait_for_grid(p, *place.fixed, c);
     int current = -1;
 #pragma unroll 1
-    for (Walk walk = walk_of(down ? p.hidden : 2 * p.ffn, p.has_shared, groups); walk.left > 0; walk.advance()) {
+    for (Walk walk = walk_of<kElementBytes>(p, down, groups); walk.left > 0; walk.advance()) {
       if (down && walk.group != current) make_h<kElementBytes>(p, place, c, walk.group);
       current = walk.group;
       run_unit<kElementBytes>(p, place, c, down, walk.group, walk.unit);
@@ -462,7 +484,7 @@ __device__ int list_groups(const Params& p, Fixed& f) {
 }
 
 template <int kElementBytes>
-__global__ void __launch_bounds__(kThreads, 2)  // 2: at most 112 registers
+__global__ void __launch_bounds__(kWarpsAsDealt * 32, 2)  // at most 80 registers
     stream_experts_few_kernel(const __grid_constant__ CUtensorMap gate_up, const __grid_constant__ CUtensorMap down,
                               const __grid_constant__ CUtensorMap shared_gate_up,
                               const __grid_constant__ CUtensorMap shared_down, const Params p) {
@@ -489,8 +511,7 @@ __global__ void __launch_bounds__(kThreads, 2)  // 2: at most 112 registers
   }
   if (threadIdx.x == 0) f.expert[0] = 0;
   wait_for_inputs();
-  uint32_t before = 0;
-  if (threadIdx.x == 0) before = load_acquire(p.arrived);
+  if (threadIdx.x == 0) f.arrived_before = load_acquire(p.arrived);
   if (threadIdx.x < kConsumers) fetch_x<kElementBytes>(p, place);
   const int groups = list_groups(p, f);
   let_next_start();
@@ -503,7 +524,7 @@ __global__ void __launch_bounds__(kThreads, 2)  // 2: at most 112 registers
                .at = {},
                .a = swizzled_offset(lane % 16, lane / 16),
                .b = swizzled_offset(token, lane / 8)};
-    consume<kElementBytes>(p, place, c, groups, before);
+    consume<kElementBytes>(p, place, c, groups);
   } else if (streams) {
     stream_rest<kElementBytes>(p, stream, groups, ahead, &gate_up, &down, &shared_gate_up, &shared_down);
   }
@@ -538,7 +559,7 @@ void launch_stream_experts_few(CudaStream stream, const StreamExpertsArgs& a) {
   auto* workspace = static_cast<uint32_t*>(a.workspace);
   const Params p{.x = static_cast<const uint8_t*>(a.x.data),
                  .x_scales = a.x.scales,
-                 .sums = reinterpret_cast<float*>(workspace + kStreamExpertsMaxGroups + 64),
+                 .sums = reinterpret_cast<float*>(workspace + 2 * kStreamExpertsMaxGroups + 64),
                  .out = a.out,
                  .gate_up_scales = a.gate_up.scales,
                  .down_scales = a.down.scales,
