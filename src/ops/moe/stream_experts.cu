@@ -4,12 +4,11 @@
 // that of the block's number), so the tail is one down tile long (256 KB of weights, 1 to 3 % of a block's share).
 //
 //   warp 8      takes tiles, streams weights: boxes of 256 rows x 128 bytes into a ring of 6 stages (192 KB in flight)
-//   warp 9      gathers the rows of activations beside them (cp.async, up to 32 x 128 bytes a stage); before a down
-//   tile
+//   warp 9      gathers the rows of activations beside them (cp.async, up to 32 x 128 bytes a stage); for a down tile
 //               it waits until all gate-up tiles of the group are done (counters in global memory)
 //   warps 0-7   two warpgroups; weights are the M side of wgmma, so rows need no padding to 64: N is 8, 16 or 32. A
-//   group
-//               of more rows is cut; its weights are then read again, at about the same time, out of the L2 cache
+//               group of more rows is cut; its weights are then read again, at about the same time, out of the L2
+//               cache
 //
 // The two projections of a group are ordered by the counters alone, so there is no drain between them. Between launches
 // there is none either: two sets of counters take turns, a launch clears those of the next.
