@@ -185,8 +185,7 @@ struct Splitter {
       for (; mine < end; mine += kWarps) {
         if (live) {
           copy_async_wait<kStages - 2>();
-          __syncwarp();  // the tile of all lanes has landed, and all have read the one before, whose stage is filled
-                         // again
+          __syncwarp();  // the tile of all lanes has landed, and all have read the one before: its stage is free
           const int free_stage = stage == 0 ? kStages - 1 : stage - 1;
           if (fed % 32 == 0) feed.fill(p, rows, first + warp + kWarps * (fed + lane), last);
           start_copy<Tile>(p, shared_address(stage_at(free_stage)), feed, fed % 32);
@@ -230,21 +229,24 @@ __device__ __forceinline__ Partial take_pieces(const DecodeParams& p, const Piec
   for (int base = begin; base < pieces.count; base += step * kTogether) {
     uint4 out[kTogether];
     uint2 stats[kTogether];
+#pragma unroll
+    for (int i = 0; i < kTogether; ++i) {
+      const bool exists = base + i * step < pieces.count;
+      out[i] = exists ? make_uint4(0, 0, 0, 0) : make_uint4(~0u, ~0u, ~0u, ~0u);
+      stats[i] = exists ? make_uint2(0, 0) : make_uint2(to_word(kNone), ~0u);
+    }
     bool waits;
     Patience patience;
     do {
       patience.spend();
-      waits = false;
 #pragma unroll
       for (int i = 0; i < kTogether; ++i) {
-        out[i] = make_uint4(~0u, ~0u, ~0u, ~0u);
-        stats[i] = make_uint2(to_word(kNone), ~0u);
-        if (base + i * step < pieces.count) {
-          const int64_t row = pieces.first + (base + i * step) * kDecodeHeads;
-          out[i] = load_words4(p.partials + row * kHeadDim + 4 * vector);
-          stats[i] = load_words2(p.stats + row);
-        }
+        if (there(out[i]) && there(stats[i])) continue;
+        const int64_t row = pieces.first + (base + i * step) * kDecodeHeads;
+        out[i] = load_words4(p.partials + row * kHeadDim + 4 * vector);
+        stats[i] = load_words2(p.stats + row);
       }
+      waits = false;
 #pragma unroll
       for (int i = 0; i < kTogether; ++i) waits = waits || !there(out[i]) || !there(stats[i]);
     } while (waits);

@@ -212,22 +212,27 @@ __device__ __forceinline__ void await_partials(const SmallPlan& plan, const floa
 #pragma unroll 1
   for (int first = 0; first < plan.splits; first += kBatch) {
     uint4 part[kBatch][kVectors];
+#pragma unroll
+    for (int s = 0; s < kBatch; ++s) {
+#pragma unroll
+      for (int i = 0; i < kVectors; ++i) {
+        const bool exists = first + s < plan.splits && lane_expert(lane, 4 * i) < plan.slices * kSliceExperts;
+        part[s][i] = live && exists ? make_uint4(0, 0, 0, 0) : make_uint4(~0u, ~0u, ~0u, ~0u);
+      }
+    }
     bool waits;
     int patience = 1 << 23;  // a word that never comes is an error of this file: a fault in place of a hang
     do {
       if (--patience == 0) __trap();
-      waits = false;
 #pragma unroll
       for (int s = 0; s < kBatch; ++s) {
         const float* row = partials + ((first + s) * int64_t{num_tokens} + token) * (32 * kPerLane);
 #pragma unroll
         for (int i = 0; i < kVectors; ++i) {
-          const int expert = lane_expert(lane, 4 * i);
-          const bool exists = first + s < plan.splits && expert < plan.slices * kSliceExperts;
-          part[s][i] = make_uint4(~0u, ~0u, ~0u, ~0u);
-          if (live && exists) part[s][i] = load_words4(row + expert);
+          if (!there(part[s][i])) part[s][i] = load_words4(row + lane_expert(lane, 4 * i));
         }
       }
+      waits = false;
 #pragma unroll
       for (int s = 0; s < kBatch; ++s) {
 #pragma unroll
