@@ -51,6 +51,12 @@ def vayu_server(port, *flags):
     return Server([VAYU, "serve", MODEL, "--port", str(port), "--threads", "2", *flags], port, "/ready")
 
 
+def post(url, body):
+    request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=300) as response:
+        return json.load(response)
+
+
 def stream(url, prompt_ids, max_tokens, extra=None):
     """One streamed completion over token ids. Returns seconds to each token event, from sending the request."""
     body = {"prompt": prompt_ids, "max_tokens": max_tokens, "temperature": 0, "stream": True, "ignore_eos": True, **(extra or {})}
@@ -96,7 +102,9 @@ def cpu_hardware():
 
 
 def write_result(name, metrics, notes, hardware=None, path=None):
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout.strip()
+    commit = os.environ.get("COMMIT")  # of binaries that were built elsewhere
+    if not commit:
+        commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout.strip()
     command = shlex.join([os.path.relpath(sys.argv[0], ROOT), *[a for a in sys.argv[1:] if not a.startswith("/")]])
     result = {"name": name, "commit": commit, "hardware": hardware or cpu_hardware(), "command": command,
               "metrics": {k: round(v, 4) for k, v in metrics.items()}, "notes": notes}

@@ -1,107 +1,222 @@
 #!/usr/bin/env python3
 """sarvam-30b on one H200 as a voice agent's server: random weights, 3,584 tokens in, 128 out, 32 and 64 conversations at once.
 Starts `vayu serve`, asks it through the OpenAI SDK where that is installed, runs `vayu bench serve` and writes
-bench/results/h200_sla.json. Energy is the device's own counter (NVML, package nvidia-ml-py).
+bench/results/h200_sla.json. Energy is the device's own counter (NVML), or sums of nvidia-smi's power where that has none.
 
-    bench/h200_sla.py --vayu build/apps/vayu [--out FILE] [--step-tokens 1280 ...] [--requests-per-client 4]
+    bench/h200_sla.py --vayu build/apps/vayu [--out FILE] [--step-tokens 1280 ...] [--requests-per-client 8]
+
+Everything but the figures can be tried without a GPU: --device cpu --model FOLDER --input-len 64 --output-len 8 --clients 2 4
 """
 import argparse
+import ctypes
 import json
 import subprocess
 import sys
+import tempfile
+import threading
 import time
 import urllib.request
 
 import common
 
-INPUT, OUTPUT = 3584, 128
+CUDA_FLAGS = ["--quantization", "fp8", "--kv-cache-dtype", "fp8", "--threads", "16"]
+NVML = ("libnvidia-ml.so.1", "/usr/local/nvidia/lib64/libnvidia-ml.so.1", "/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1")
 
 
-def energy_joules():
-    import pynvml
+def nvml_counter():
+    """A function that reads joules since the driver was loaded; None where there is no such counter."""
+    for name in NVML:
+        try:
+            nvml = ctypes.CDLL(name)
+        except OSError:
+            continue
+        device, value = ctypes.c_void_p(), ctypes.c_ulonglong()
+        if nvml.nvmlInit_v2() != 0 or nvml.nvmlDeviceGetHandleByIndex_v2(0, ctypes.byref(device)) != 0:
+            continue
+        if nvml.nvmlDeviceGetTotalEnergyConsumption(device, ctypes.byref(value)) != 0:
+            continue
 
-    pynvml.nvmlInit()
-    return pynvml.nvmlDeviceGetTotalEnergyConsumption(pynvml.nvmlDeviceGetHandleByIndex(0)) / 1e3
+        def joules():
+            if nvml.nvmlDeviceGetTotalEnergyConsumption(device, ctypes.byref(value)) != 0:
+                raise RuntimeError("NVML lost its energy counter")
+            return value.value / 1e3
+
+        return joules
+    return None
+
+
+class PowerSum:
+    """Joules from nvidia-smi's power, five times a second."""
+
+    def __init__(self):
+        self.total, self.watts, self.last, self.samples = 0.0, 0.0, time.monotonic(), 0
+        command = ["nvidia-smi", "-i", "0", "--query-gpu=power.draw", "--format=csv,noheader,nounits", "-lms", "200"]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        threading.Thread(target=self._add, daemon=True).start()
+        time.sleep(1)  # the tool takes a while to print
+        if self.samples == 0:
+            self.process.kill()
+            raise OSError("nvidia-smi prints no power")
+
+    def _add(self):
+        for line in self.process.stdout:
+            try:
+                watts = float(line)
+            except ValueError:  # [N/A]
+                continue
+            self.total, self.watts, self.last, self.samples = self(), watts, time.monotonic(), self.samples + 1
+
+    def __call__(self):
+        return self.total + self.watts * (time.monotonic() - self.last)
+
+    def stop(self):
+        self.process.kill()
+
+
+class Energy:
+    """read() gives joules up to now, or None; source says by what."""
+
+    def __init__(self):
+        self.source, self.read, self.sum = "none", lambda: None, None
+        if counter := nvml_counter():
+            self.source, self.read = "NVML's counter", counter
+            return
+        try:
+            self.sum = PowerSum()
+            self.source, self.read = "nvidia-smi's power every 200 ms", self.sum
+        except OSError as error:
+            print(f"no energy: {error}", file=sys.stderr)
+
+    def stop(self):
+        if self.sum:
+            self.sum.stop()
 
 
 class Server:
-    def __init__(self, vayu, step_tokens):
-        self.command = [vayu, "serve", "sarvam-30b", "--load-format", "dummy", "--device", "cuda", "--quantization", "fp8",
-                        "--kv-cache-dtype", "fp8", "--max-model-len", "8192", "--max-num-seqs", "64", "--port", "8123",
-                        "--max-num-batched-tokens", str(step_tokens), "--disable-prefix-cache", "--log-level", "warn",
-                        "--threads", "16"]
-        self.url = "http://127.0.0.1:8123"
+    def __init__(self, options, step_tokens):
+        self.command = [options.vayu, "serve", options.model, "--load-format", "dummy", "--device", options.device,
+                        *(CUDA_FLAGS if options.device == "cuda" else []), "--max-model-len", str(options.max_model_len),
+                        "--max-num-seqs", str(max(options.clients)), "--port", str(options.port),
+                        "--max-num-batched-tokens", str(step_tokens), "--disable-prefix-cache", "--log-level", "warn"]
+        self.url = f"http://127.0.0.1:{options.port}"
         start = time.time()
-        self.process = subprocess.Popen(self.command)
-        while True:
-            try:
-                urllib.request.urlopen(self.url + "/ready", timeout=2)
-                break
-            except OSError:
-                if self.process.poll() is not None:
-                    sys.exit(f"the server ended with {self.process.returncode}")
-                time.sleep(0.2)
+        self.process = subprocess.Popen(self.command, stdout=subprocess.DEVNULL)
+        while not self.ready():
+            if self.process.poll() is not None:
+                sys.exit(f"the server ended with {self.process.returncode}: {' '.join(self.command)}")
+            if time.time() - start > options.start_seconds:
+                self.process.kill()
+                sys.exit(f"the server is not ready after {options.start_seconds} s")
+            time.sleep(0.1)
         self.ready_s = time.time() - start
+
+    def ready(self):
+        try:
+            return urllib.request.urlopen(self.url + "/ready", timeout=2).status == 200
+        except OSError:  # no connection yet, or 503
+            return False
 
     def stop(self):
         self.process.terminate()
-        return self.process.wait(60)
+        try:
+            return self.process.wait(60)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            return self.process.wait()
 
 
 def ask_openai(url):
-    """One streamed chat through the official SDK; None where it is not installed."""
+    """Streamed answers of the official SDK, two at once; its version, or None where it is not installed."""
     try:
         import openai
     except ImportError:
         return None
-    client = openai.OpenAI(base_url=url + "/v1", api_key="none")
+    client = openai.OpenAI(base_url=url + "/v1", api_key="none", max_retries=0, timeout=60)
     model = client.models.list().data[0].id
     stream = client.completions.create(model=model, prompt=[7] * 64, max_tokens=16, stream=True, temperature=0,
                                        stream_options={"include_usage": True}, extra_body={"ignore_eos": True})
     usage = [chunk.usage for chunk in stream if chunk.usage][-1]
     assert usage.prompt_tokens == 64 and usage.completion_tokens == 16, usage
+    try:
+        chat = client.chat.completions.create(model=model, messages=[{"role": "user", "content": "Namaste"}], max_tokens=8,
+                                              extra_body={"ignore_eos": True})
+        assert chat.usage.completion_tokens == 8, chat.usage
+    except openai.BadRequestError as error:  # random weights bring no chat template
+        print(f"chat: {error}", file=sys.stderr)
     return openai.__version__
 
 
-def measure(vayu, url, clients, requests):
-    out = f"/tmp/vayu_sla_{clients}.json"
-    command = [vayu, "bench", "serve", "--url", url, "--concurrency", str(clients), "--num-requests", str(requests), "--warmup",
-               str(clients), "--input-len", str(INPUT), "--output-len", str(OUTPUT), "--json", out, "--no-progress"]
-    before = energy_joules()
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    joules = energy_joules() - before
-    return json.load(open(out)), joules
+def measure(options, url, clients, energy):
+    requests = clients * options.requests_per_client
+    with tempfile.NamedTemporaryFile(suffix=".json") as out:
+        command = [options.vayu, "bench", "serve", "--url", url, "--concurrency", str(clients), "--num-requests", str(requests),
+                   "--warmup", str(clients), "--input-len", str(options.input_len), "--output-len", str(options.output_len),
+                   "--token-range", *map(str, options.token_range), "--json", out.name, "--no-progress"]
+        before = energy.read()
+        done = subprocess.run(command, capture_output=True, text=True)
+        after = energy.read()
+        if done.returncode != 0:
+            sys.exit(f"{' '.join(command)}: exit {done.returncode}\n{done.stdout}{done.stderr}")
+        print(f"{clients} clients\n{done.stdout}", flush=True)
+        result = json.load(open(out.name))
+    # The counter saw the warm-up too, so its tokens count.
+    joules = None if before is None else after - before
+    return figures(result, (requests + clients) * options.output_len, joules)
+
+
+def figures(result, tokens, joules):
+    """What the file keeps of one run of `vayu bench serve`."""
+    m = result["metrics"]
+    if m["failed"] or any(result["checks"].values()):
+        sys.exit(f"a run with faults: {m['failed']} failed, {result['checks']}, {result['errors']}")
+    out = {"req_per_s": m["requests_per_s"], "output_tokens_per_s": m["output_tokens_per_s"],
+           "prompt_tokens_per_s": m["prompt_tokens_per_s"], "p95_ttft_ms": m["ttft_ms_p95"], "p50_ttft_ms": m["ttft_ms_p50"],
+           "p95_itl_ms": m["itl_ms_p95"], "p50_itl_ms": m["itl_ms_p50"]}
+    if joules:
+        out |= {"tokens_per_joule": tokens / joules, "joules_per_request": joules / (tokens / result["config"]["output_len"])}
+    return out
+
+
+def parse():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--vayu", default=str(common.VAYU))
+    parser.add_argument("--model", default="sarvam-30b")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--out", help="file in place of bench/results/h200_sla.json")
+    parser.add_argument("--step-tokens", type=int, nargs="+", default=[1280], help="a server for each")
+    parser.add_argument("--clients", type=int, nargs="+", default=[32, 64])
+    parser.add_argument("--requests-per-client", type=int, default=8)
+    parser.add_argument("--input-len", type=int, default=3584)
+    parser.add_argument("--output-len", type=int, default=128)
+    parser.add_argument("--max-model-len", type=int, default=8192)
+    parser.add_argument("--token-range", type=int, nargs=2, default=[1000, 30000])
+    parser.add_argument("--port", type=int, default=8123)
+    parser.add_argument("--start-seconds", type=float, default=240)
+    return parser.parse_args()
 
 
 def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--vayu", default=str(common.VAYU))
-    parser.add_argument("--out", help="file in place of bench/results/h200_sla.json")
-    parser.add_argument("--step-tokens", type=int, action="append")
-    parser.add_argument("--requests-per-client", type=int, default=4)
-    options = parser.parse_args()
-    metrics, notes = {}, []
-    for step_tokens in options.step_tokens or [1280]:
-        server = Server(options.vayu, step_tokens)
-        suffix = "" if not metrics else f"_step{step_tokens}"
-        notes.append(f"{step_tokens} tokens a step: ready after {server.ready_s:.1f} s, OpenAI SDK {ask_openai(server.url)}")
+    options = parse()
+    metrics, notes, energy = {}, [], Energy()
+    for step_tokens in options.step_tokens:
+        suffix = f"_step{step_tokens}" if metrics else ""
+        server = Server(options, step_tokens)
         try:
-            for clients in (32, 64):
-                result, joules = measure(options.vayu, server.url, clients, clients * options.requests_per_client)
-                metrics.update({f"c{clients}_{key}{suffix}": value for key, value in figures(result, joules).items()})
+            sdk = ask_openai(server.url)
+            notes.append(f"{step_tokens} tokens a step: ready after {server.ready_s:.1f} s, OpenAI SDK {sdk or 'absent'}")
+            for clients in options.clients:
+                run = measure(options, server.url, clients, energy)
+                metrics |= {f"c{clients}_{key}{suffix}": value for key, value in run.items()}
         finally:
-            metrics[f"server_exit_code{suffix}"] = server.stop()
-    metrics["tokens_per_joule"] = metrics["c64_tokens_per_joule"]
-    common.write_result("h200_sla", metrics, "; ".join(notes), hardware="one NVIDIA H200", path=options.out)
-
-
-def figures(result, joules):
-    """What the file keeps of one run of `vayu bench serve`."""
-    m = result["metrics"]
-    assert m["failed"] == 0 and result["checks"]["output_tokens_wrong"] == 0, result["errors"]
-    return {"req_per_s": m["requests_per_s"], "output_tokens_per_s": m["output_tokens_per_s"],
-            "p95_ttft_ms": m["ttft_ms_p95"], "p50_ttft_ms": m["ttft_ms_p50"], "p95_itl_ms": m["itl_ms_p95"],
-            "p50_itl_ms": m["itl_ms_p50"], "tokens_per_joule": m["output_tokens"] / joules}
+            code = server.stop()
+        metrics[f"server_exit_code{suffix}"] = code
+    energy.stop()
+    if (best := f"c{max(options.clients)}_tokens_per_joule") in metrics:
+        metrics["tokens_per_joule"] = metrics[best]
+    notes.append(f"{options.input_len} tokens in, {options.output_len} out, closed loop; energy: {energy.source}")
+    common.write_result("h200_sla", metrics, "; ".join(notes), path=options.out,
+                        hardware="one NVIDIA H200" if options.device == "cuda" else None)
+    sys.exit(any(value != 0 for key, value in metrics.items() if key.startswith("server_exit_code")))
 
 
 if __name__ == "__main__":

@@ -5,3 +5,10 @@ export LD_LIBRARY_PATH=$PWD/build-gpu/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH} V
 export OUT=${OUT:-build-gpu/out}
 export COMMIT=${COMMIT:-$(cat build-gpu/bin/commit 2>/dev/null || git rev-parse --short HEAD 2>/dev/null || echo unknown)}
 mkdir -p "$OUT"
+
+# The OpenAI SDK and what it needs, from wheels in build-whl (pip download on a machine with a network, for Python 3.12).
+use_wheels() {
+  [ -d /tmp/site/openai ] || python3 -m pip install -q --no-index --no-deps --no-compile --no-cache-dir --root-user-action ignore \
+    --upgrade --target /tmp/site build-whl/*.whl || return
+  export PYTHONPATH=/tmp/site${PYTHONPATH:+:$PYTHONPATH}
+}
