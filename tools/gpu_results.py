@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Files for bench/results/ from what tools/gpu_kernels.sh and tools/gpu_proof.sh left in a folder: a layer in each shape, whole steps,
-and what tests and sanitizers found."""
+"""Files for bench/results/ from what tools/gpu_kernels.sh and tools/gpu_proof.sh left in a folder: a layer in each shape, whole
+steps, and what tests and sanitizers found."""
 
 import json
 import os
@@ -39,14 +39,17 @@ def write_proof(folder):
         sys.exit(f"{folder}: runs of several commits: {', '.join(sorted(commits))}")
     last = pathlib.Path(__file__).parent.parent / "bench/results/h200_proof.json"
     before = json.loads(last.read_text()) if last.exists() else {}
-    metrics = before["metrics"] if before.get("commit") == runs[0]["commit"] else {}
+    if before.get("commit") != runs[0]["commit"]:
+        before = {}
+    metrics, commands = before.get("metrics", {}), before["command"].split("; ") if before else []
     notes = []
     for run in runs:
+        commands += [run["command"]] if run["command"] not in commands else []
         for suite, entry in run["suites"].items():
             metrics |= {f"{suite}_{state}": entry[state] for state in ("passed", "failed", "cut", "not_run")}
             notes += [f"{suite} {state.replace('_', ' ')}: {' '.join(names)}" for state, names in entry["names"].items()]
-    source = {"hardware": runs[0]["hardware"], "command": "; ".join(run["command"] for run in runs), "commit": runs[0]["commit"]}
-    write(folder, "h200_proof", source, metrics, "; ".join(notes) or "all tests ran to their end")
+    source = {"hardware": runs[0]["hardware"], "command": "; ".join(commands), "commit": runs[0]["commit"]}
+    write(folder, "h200_proof", source, metrics, "; ".join(notes) or "all tests ran to their end and passed")
 
 
 def write(folder, name, source, metrics, notes):

@@ -192,7 +192,8 @@ def main():
         print(f"{name}: " + ", ".join(f"{entry[state]} {state.replace('_', ' ')}" for state in STATES))
         for state, names in entry["names"].items():
             print(f"    {state}: {' '.join(sorted(names))}")
-    print(f"{time.monotonic() - begin:.0f} s; longest: " + ", ".join(f"{job.tool} {job.test} {o.seconds:.0f} s" for job, o in slowest))
+    print(f"{time.monotonic() - begin:.0f} s; longest: " +
+          ", ".join(f"{job.tool} {job.test} {outcome.seconds:.0f} s" for job, outcome in slowest))
     command = ["tools/gpu_proof.sh", options.mode, *([] if options.filter == "*" else [options.filter])]
     record = {"command": shlex.join(command), "hardware": hardware(), "commit": os.environ.get("COMMIT", "unknown"),
               "seconds": round(time.monotonic() - begin), "suites": suites}
