@@ -53,8 +53,6 @@ struct DevicePrefill {
   int32_t num_passes = 0;
   const int32_t* wide_sources = nullptr;  // device memory
   Bf16* wide_pages = nullptr;             // PrefillPlan::wide_capacity pages of BF16
-  // CUDA only: a tile begins before the one before it in the block has ended. The same numbers, bit for bit.
-  bool joined_tiles = false;
 };
 
 // Host copies of the lists of DeviceBatch.

@@ -26,7 +26,6 @@ void launch_tiles(CudaStream stream, const DevicePrefill& args, const void* page
                                 .group = args.num_q_heads / kv.num_kv_heads,
                                 .kv_heads_reciprocal = reciprocal_of(kv.num_kv_heads),
                                 .group_reciprocal = reciprocal_of(args.num_q_heads / kv.num_kv_heads),
-                                .joined = args.joined_tiles,
                                 .scale_log2 = args.scale * static_cast<float>(M_LOG2E)};
   const int32_t blocks = std::min(params.num_items, num_sms());
   // A row is one token of K or V of one head; the number of pages is not known here, so the map has the largest number

@@ -79,15 +79,6 @@ class PrefillCase {
     expect_no_overrun();
     return out_->host();
   }
-  // Both ways through the tiles, which must agree in every bit.
-  std::vector<Bf16> run_both(PrefillRows select) {
-    joined = true;
-    const std::vector<Bf16> by_joined = run(select);
-    joined = false;
-    std::vector<Bf16> got = run(select);
-    EXPECT_EQ(std::memcmp(got.data(), by_joined.data(), got.size() * sizeof(Bf16)), 0) << "joined tiles differ";
-    return got;
-  }
   void upload(PrefillRows select) {
     const int64_t bound =
         max_device_prefill_tiles(num_tokens(), static_cast<int64_t>(rows_.size()), shape_.group(), shape_.head_dim);
@@ -129,13 +120,11 @@ class PrefillCase {
     args_->num_passes = plan.num_passes;
     args_->wide_sources = device_sources_->get();
     args_->wide_pages = wide_pages_->get();
-    args_->joined_tiles = joined;
   }
   void expect_no_overrun() const {
     const std::vector<Bf16> wide = wide_pages_->host();
     for (size_t i = wide.size() - 1024; i < wide.size(); ++i) ASSERT_EQ(wide[i].bits, 0xFFFF) << "scratch overrun";
   }
-  bool joined = false;
   bool one_pass = true;  // else the least scratch, which holds the longest row alone
   DevicePrefill& args() const { return *args_; }
   std::vector<Bf16> out() const { return out_->host(); }
@@ -258,7 +247,7 @@ TEST(DevicePrefillCuda, RaggedBatches) {
       PrefillCase batch(random, shape, format, rows);
       for (PrefillRows select : {PrefillRows::kAll, PrefillRows::kMultiToken}) {
         batch.one_pass = select == PrefillRows::kAll;
-        const std::vector<Bf16> got = batch.run_both(select);
+        const std::vector<Bf16> got = batch.run(select);
         batch.check_all(got, select);
         if (HasFatalFailure()) return;
       }
@@ -277,7 +266,7 @@ TEST(DevicePrefillCuda, ManyTilesABlock) {
       rows.push_back({q_len, q_len + static_cast<int32_t>(random.integer(0, random.integer(0, 1) ? 140 : 420))});
     }
     PrefillCase batch(random, shape, DeviceKvFormat::kBF16, rows);
-    batch.check_all(batch.run_both(PrefillRows::kAll), PrefillRows::kAll);
+    batch.check_all(batch.run(PrefillRows::kAll), PrefillRows::kAll);
     if (HasFatalFailure()) return;
   }
 }
@@ -289,7 +278,7 @@ TEST(DevicePrefillCuda, WideLogits) {
   for (DeviceKvFormat format : kFormats) {
     for (const Shape& shape : {Shape{32, 2, 64}, Shape{8, 2, 128}}) {
       PrefillCase batch(random, shape, format, {{200, 700}, {150, 150}}, 4);
-      batch.check_all(batch.run_both(PrefillRows::kAll), PrefillRows::kAll);
+      batch.check_all(batch.run(PrefillRows::kAll), PrefillRows::kAll);
       if (HasFatalFailure()) return;
     }
   }
@@ -303,7 +292,7 @@ TEST(DevicePrefillCuda, LongPrompts) {
     for (DeviceKvFormat format : kFormats) {
       const std::vector<Row> rows = {{3584, 3584}, {1000, 6000}, {5000, 5000}};
       PrefillCase batch(random, shape, format, rows);
-      const std::vector<Bf16> got = batch.run_both(PrefillRows::kMultiToken);
+      const std::vector<Bf16> got = batch.run(PrefillRows::kMultiToken);
       for (size_t r = 0; r < rows.size(); ++r) {
         std::vector<int32_t> tokens = {0, rows[r].q_len - 1};
         for (int i = 0; i < 6; ++i) tokens.push_back(static_cast<int32_t>(random.integer(1, rows[r].q_len - 2)));
@@ -311,7 +300,7 @@ TEST(DevicePrefillCuda, LongPrompts) {
         if (HasFatalFailure()) return;
       }
       EXPECT_TRUE(std::none_of(got.begin(), got.end(), [](Bf16 v) { return v.bits == 0xFFFF; })) << "not all written";
-      const std::vector<Bf16> again = batch.run_both(PrefillRows::kMultiToken);
+      const std::vector<Bf16> again = batch.run(PrefillRows::kMultiToken);
       EXPECT_EQ(std::memcmp(got.data(), again.data(), got.size() * sizeof(Bf16)), 0) << "not the same twice";
     }
   }
@@ -331,7 +320,7 @@ TEST(DevicePrefillCuda, NanStaysWhereItIs) {
         std::vector<float> values = random.normals(shape.head_dim);
         values[bad_dim] = kNaN;
         batch.set_kv(1, bad_position, 1, plane, values);
-        const std::vector<Bf16> got = batch.run_both(PrefillRows::kAll);
+        const std::vector<Bf16> got = batch.run(PrefillRows::kAll);
         for (size_t r : {size_t{0}, size_t{2}, size_t{3}}) {
           std::vector<int32_t> tokens(rows[r].q_len);
           std::iota(tokens.begin(), tokens.end(), 0);
@@ -373,17 +362,13 @@ TEST(DevicePrefillCuda, Speed) {
     for (DeviceKvFormat format : kFormats) {
       if (format == DeviceKvFormat::kF8E4M3 && timed.rows.back().kv_len != 3584) continue;  // 3 us more, see widen
       PrefillCase batch(random, timed.shape, format, timed.rows);
-      for (const bool joined : {false, true}) {
-        batch.joined = joined;
-        batch.upload(PrefillRows::kMultiToken);
-        const auto call = [&](CudaStream stream) { device_prefill_cuda(stream, batch.args()); };
-        const double alone = median_us(call).value();
-        const double us = chained_us([&](CudaStream stream, int) { call(stream); }, 8, 4).value();
-        const double tflops = batch.flops() / us * 1e-6;
-        std::printf("SPEED device_prefill %s %s%s alone %.1f us, chained %.1f us %.0f TFLOP/s %.0f %%\n", timed.name,
-                    format == DeviceKvFormat::kBF16 ? "bf16" : "fp8", joined ? " joined" : "", alone, us, tflops,
-                    tflops / 800 * 100);
-      }
+      batch.upload(PrefillRows::kMultiToken);
+      const auto call = [&](CudaStream stream) { device_prefill_cuda(stream, batch.args()); };
+      const double alone = median_us(call).value();
+      const double us = chained_us([&](CudaStream stream, int) { call(stream); }, 8, 4).value();
+      const double tflops = batch.flops() / us * 1e-6;
+      std::printf("SPEED device_prefill %s %s alone %.1f us, chained %.1f us %.0f TFLOP/s %.0f %%\n", timed.name,
+                  format == DeviceKvFormat::kBF16 ? "bf16" : "fp8", alone, us, tflops, tflops / 800 * 100);
     }
   }
 }

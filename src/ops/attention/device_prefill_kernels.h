@@ -18,7 +18,6 @@ struct PrefillParams {
   int32_t group;
   uint32_t kv_heads_reciprocal;  // for divide()
   uint32_t group_reciprocal;
-  bool joined;
   float scale_log2;  // scale * log2(e): the softmax is of powers of two
 };
 

@@ -403,177 +403,6 @@ struct Consumer {
     return value_descriptor(shared.values + value_ring.stage * C::kBlockBytes);
   }
 
-  __device__ __forceinline__ const PrefillTile& tile_of(int item) const {
-    return params.tiles[tile_index(params, item)];
-  }
-
-  // Which keys the rows of this warpgroup see.
-  struct Sight {
-    int blocks;    // of keys; 0: it has no rows
-    int fewest;    // keys that its first row sees
-    int limit[2];  // keys that this thread's two rows see
-  };
-  __device__ __forceinline__ Sight sight_of(const PrefillTile& tile) const {
-    const int first = tile.first + group * kGroupRows, packed_rows = tile.q_len * params.group;
-    if (first >= packed_rows) return {0, 0, {0, 0}};
-    const int cached = tile.kv_len - tile.q_len, row = first + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
-    const auto seen_by = [&](int packed_row) {
-      return cached + token_of(params, min(packed_row, packed_rows - 1)) + 1;
-    };
-    return {(seen_by(first + kGroupRows - 1) + kKeys - 1) / kKeys, seen_by(first), {seen_by(row), seen_by(row + 8)}};
-  }
-  __device__ __forceinline__ void mask_block(float (&s)[64], const Sight& sight, int n) const {
-    if ((n + 1) * kKeys <= sight.fewest) return;
-    mask(s, {sight.limit[0] - n * kKeys, sight.limit[1] - n * kKeys});
-  }
-
-  // The products of a tile's last block with nothing beside them, and its output.
-  template <int kOutputs>
-  __device__ __forceinline__ void finish_tile(int item, float (&o)[kOutputs], uint32_t (&weights)[8][4],
-                                              const Softmax& softmax) {
-    wait_values();
-    wgmma_pin(o);
-    pin(weights);
-    wgmma_fence();
-    issue_values<C>(o, weights, values());
-    wgmma_commit();
-    wgmma_wait<0>();
-    wgmma_pin(o);
-    pin(weights);
-    release_values();
-    store_tile(item, o, softmax);
-  }
-  template <int kOutputs>
-  __device__ __forceinline__ void store_tile(int item, const float (&o)[kOutputs], const Softmax& softmax) const {
-    const PrefillTile& tile = tile_of(item);
-    store_rows<C>(params, tile, head_of(params, item), tile.first + group * kGroupRows, o, softmax);
-  }
-
-  // All tiles of the block as one stream of key blocks: the last values of a tile are summed while the first logits of
-  // the next are computed and become weights, and its output leaves after that. Where this warpgroup skips blocks of
-  // the next tile, the last one ends by itself: its values must go back to the feeder before more is asked of it.
-  __device__ __forceinline__ void run_joined(uint8_t* buffers) {
-    constexpr int kOutputs = C::kColumns * 32;
-    const float slack = kSlackLog2 / params.scale_log2;
-    float s[64], o[kOutputs], factor[2];
-    uint32_t weights[8][4];
-    Softmax softmax;
-    int open = -1;  // item whose last values are not summed yet
-    int item = item_of(0);
-    if (item < params.num_items) load_queries<C>(params, item, group, buffers);
-    for (int round = 0; item < params.num_items; ++round) {
-      // This tile's queries, loaded by all threads during the last one, are in place; the other buffer is free, because
-      // the logits of the last tile are complete for everyone here.
-      copy_async_commit();
-      copy_async_wait<0>();
-      fence_shared_for_async();
-      sync_group(group);
-      const PrefillTile& tile = tile_of(item);
-      const Sight sight = sight_of(tile);
-      const int kv_len = tile.kv_len, skipped = (tile.num_keys + kKeys - 1) / kKeys - sight.blocks;
-      const int next = item_of(round + 1);
-      if (skipped > 0) {
-        if (open >= 0) finish_tile(open, o, weights, softmax);
-        open = -1;
-        for (int i = 0; i < skipped; ++i) skip_block();
-      }
-      const auto load_next = [&] {
-        if (next < params.num_items) load_queries<C>(params, next, group, buffers + (~round & 1) * C::kQueryBytes);
-      };
-      if (sight.blocks == 0) {
-        load_next();
-        item = next;
-        continue;
-      }
-      const uint64_t q = swizzled_descriptor(buffers + (round & 1) * C::kQueryBytes);
-      wait_keys();
-      if (open < 0) {
-        take_turn();
-        wgmma_fence();
-        issue_logits<C>(s, q, keys());
-        wgmma_commit();
-        pass_turn();
-        load_next();
-        wgmma_wait<0>();
-        wgmma_pin(s);
-        release_keys();
-        mask_block(s, sight, sight.blocks - 1);
-        softmax.reset();
-        softmax.raise(s, slack, params.scale_log2, factor);
-        softmax.weigh(s, params.scale_log2);
-        pack(weights, s);
-      } else {
-        wgmma_pin(o);
-        pin(weights);
-        take_turn();
-        wgmma_fence();
-        issue_logits<C>(s, q, keys());
-        wgmma_commit();
-        wait_values();
-        wgmma_fence();
-        issue_values<C>(o, weights, values());
-        wgmma_commit();
-        pass_turn();
-        load_next();
-        wgmma_wait<1>();
-        wgmma_pin(s);
-        release_keys();
-        mask_block(s, sight, sight.blocks - 1);
-        const Softmax ended = softmax;
-        softmax.reset();
-        softmax.raise(s, slack, params.scale_log2, factor);
-        softmax.weigh(s, params.scale_log2);
-        softmax.settle(shared_address(shared.spare));
-        wgmma_wait<0>();
-        wgmma_pin(o);
-        pin(weights);
-        release_values();
-        pack(weights, s);
-        store_tile(open, o, ended);
-      }
-#pragma unroll
-      for (int i = 0; i < kOutputs; ++i) o[i] = 0;
-      open = item;
-      item = next;
-      if (sight.blocks * kKeys > kv_len) {
-        wait_values();
-        clear_values<C>(shared.values + value_ring.stage * C::kBlockBytes, kv_len - (sight.blocks - 1) * kKeys, group);
-      }
-
-      for (int n = sight.blocks - 2; n >= 0; --n) {
-        wait_keys();
-        wgmma_pin(o);
-        pin(weights);
-        take_turn();
-        wgmma_fence();
-        issue_logits<C>(s, q, keys());
-        wgmma_commit();
-        wait_values();
-        wgmma_fence();
-        issue_values<C>(o, weights, values());
-        wgmma_commit();
-        pass_turn();
-        wgmma_wait<1>();
-        wgmma_pin(s);
-        release_keys();
-        mask_block(s, sight, n);
-        const bool raised = softmax.raise(s, slack, params.scale_log2, factor);
-        softmax.weigh(s, params.scale_log2);
-        softmax.settle(shared_address(shared.spare));
-        wgmma_wait<0>();
-        wgmma_pin(o);
-        pin(weights);
-        release_values();
-        if (raised) {
-#pragma unroll
-          for (int i = 0; i < kOutputs; ++i) o[i] *= factor[i / 2 % 2];
-        }
-        pack(weights, s);
-      }
-    }
-    if (open >= 0) finish_tile(open, o, weights, softmax);
-  }
-
   // Rows [first, first + 64) of the tile over its `blocks` blocks of keys, from the last, which holds the diagonal, to
   // block 0. Logits of block n are computed while the values of block n + 1 are summed, and become weights meanwhile.
   __device__ __forceinline__ void run(const PrefillTile& tile, int head, int first, int blocks,
@@ -659,17 +488,12 @@ struct Consumer {
   }
 };
 
-template <class C, bool kJoined>
+template <class C>
 __device__ __forceinline__ void consume(const PrefillParams& params, const Shared<C>& shared) {
   const int group = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x / 128) - 1, 0);  // known to be uniform
   uint8_t* buffers = shared.queries + group * 2 * C::kQueryBytes;
   Consumer<C> consumer = {params, shared, group, {}, {}};
   if (group == C::kConsumers - 1) consumer.pass_turn();  // the first warpgroup begins
-  if constexpr (kJoined) {
-    consumer.run_joined(buffers);
-    if (group == 0) consumer.take_turn();  // the last pass: no barrier is left half full
-    return;
-  }
   int item = item_of(0);
   if (item < params.num_items) load_queries<C>(params, item, group, buffers);
   for (int round = 0; item < params.num_items; ++round) {
@@ -696,7 +520,7 @@ __device__ __forceinline__ void consume(const PrefillParams& params, const Share
   if (group == 0) consumer.take_turn();  // the last pass: no barrier is left half full
 }
 
-template <int kHeadDim, bool kJoined>
+template <int kHeadDim>
 __global__ void __launch_bounds__(Config<kHeadDim>::kThreads, 1)
     kernel(const PrefillParams params, const __grid_constant__ CUtensorMap map) {
   using C = Config<kHeadDim>;
@@ -711,7 +535,7 @@ __global__ void __launch_bounds__(Config<kHeadDim>::kThreads, 1)
     if (threadIdx.x < 32) feed(params, &map, shared);
   } else {
     take_registers<C::kConsumerRegisters>();
-    consume<C, kJoined>(params, shared);
+    consume(params, shared);
   }
 }
 
@@ -720,7 +544,7 @@ __global__ void __launch_bounds__(Config<kHeadDim>::kThreads, 1)
 template <int kHeadDim>
 void launch_prefill(CudaStream stream, int32_t blocks, const PrefillParams& params, const CUtensorMap& map) {
   using C = prefill::Config<kHeadDim>;
-  launch_overlapped(params.joined ? prefill::kernel<kHeadDim, true> : prefill::kernel<kHeadDim, false>,
+  launch_overlapped(prefill::kernel<kHeadDim>,
                     {.grid = dim3(blocks), .block = dim3(C::kThreads), .shared_bytes = C::kSharedBytes}, stream, params,
                     map);
 }
