@@ -18,28 +18,17 @@ class ThreadPool;
 
 namespace vayu::model {
 
-// Where the shared expert of a prompt's step runs. Batches whose experts are streamed, and steps that are watched, have
-// it in line.
-enum class SharedExpert : uint8_t {
-  kInLine,         // behind the routed experts
-  kBesideRouter,   // on a second stream; the routed experts wait for it
-  kBesideExperts,  // on a second stream; the combination waits for it
-};
-
 struct DeviceModelOptions {
   bool f8_weights = true;  // linears in FP8 with one scale a row, activations quantised to match; else BF16. Embedding,
                            // norms and router keep their precision
   ops::DeviceKvFormat kv_format = ops::DeviceKvFormat::kBF16;
-  int32_t num_pages = 0;             // KV pages of 16 tokens; 0: what memory_fraction leaves
-  double memory_fraction = 0.9;      // of the device's memory, for everything together
-  int32_t max_step_tokens = 4096;    // most tokens of one batch
-  int32_t max_rows = 64;             // most rows of one batch
-  int32_t max_logits = 64;           // most logit rows of one batch
-  int32_t max_context = 0;           // longest sequence in tokens; 0: what the model allows
-  int32_t max_experts_stream = 128;  // tokens up to which experts are streamed rather than multiplied by tiles
-  SharedExpert shared_expert = SharedExpert::kInLine;
-  int32_t router_blocks = 20;            // of the router when the shared expert runs beside it on all other
-                                         // multiprocessors; 0: each takes what it finds
+  int32_t num_pages = 0;                 // KV pages of 16 tokens; 0: what memory_fraction leaves
+  double memory_fraction = 0.9;          // of the device's memory, for everything together
+  int32_t max_step_tokens = 4096;        // most tokens of one batch
+  int32_t max_rows = 64;                 // most rows of one batch
+  int32_t max_logits = 64;               // most logit rows of one batch
+  int32_t max_context = 0;               // longest sequence in tokens; 0: what the model allows
+  int32_t max_experts_stream = 128;      // tokens up to which experts are streamed rather than multiplied by tiles
   const int32_t* prev_tokens = nullptr;  // device memory where Batch::prev_samples are looked up; null: nowhere
   ThreadPool* pool = nullptr;            // loads weights; may be null
   LoadProgress progress;                 // may be empty

@@ -92,7 +92,7 @@ class DeviceModelImpl final : public DeviceModel {
     VAYU_ASSIGN_OR_RETURN(const ops::DeviceInfo device, ops::open_device());
     if (options_.max_context == 0) options_.max_context = config().max_context;
     VAYU_RETURN_IF_ERROR(check_supported(config(), options_));
-    if (options_.shared_expert != SharedExpert::kInLine && config().moe.shared_ffn > 0) {
+    if (options_.observer == nullptr && config().moe.shared_ffn > 0) {
       VAYU_ASSIGN_OR_RETURN(side_.stream, ops::create_stream());
       VAYU_ASSIGN_OR_RETURN(side_.fork, ops::StreamEvent::create());
       VAYU_ASSIGN_OR_RETURN(side_.join, ops::StreamEvent::create());

@@ -9,7 +9,8 @@ namespace vayu::model {
 
 // The second stream of a step, and where it leaves the first and comes back.
 struct SideStream {
-  ops::CudaStream stream = nullptr;  // null: there is none
+  ops::CudaStream stream = nullptr;  // null: there is none; what is watched runs in line, so that an operator's time is
+                                     // its own
   ops::StreamEvent fork, join;
 };
 

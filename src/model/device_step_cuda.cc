@@ -7,7 +7,6 @@
 #include "ops/attention/device_decode.h"
 #include "ops/attention/device_mla.h"
 #include "ops/attention/device_prefill.h"
-#include "ops/cuda/num_sms.h"
 #include "ops/gemm/device_gather.h"
 #include "ops/gemm/device_gemm.h"
 #include "ops/gemm/device_head_linear.h"
@@ -287,7 +286,7 @@ class StepLauncher {
     linear(layer.down, inner, out);
   }
 
-  void route(const DeviceLayer& layer, int32_t index, int32_t max_blocks) {
+  void route(const DeviceLayer& layer, int32_t index) {
     const ops::RouterShape& router = config_.moe.router;
     const StepScope watched = scope(StepOperator::kRouter, index);
     ops::device_route_cuda(stream_, {.shape = router,
@@ -301,8 +300,7 @@ class StepLauncher {
                                      .expert_indptr = act_.expert_indptr,
                                      .sorted_tokens = act_.sorted_tokens,
                                      .pair_position = act_.pair_position,
-                                     .scratch = act_.route_scratch,
-                                     .max_blocks = max_blocks});
+                                     .scratch = act_.route_scratch});
   }
 
   // Returns the shared expert's rows where the same launch made them, else null.
@@ -333,10 +331,10 @@ class StepLauncher {
     return nullptr;
   }
 
-  // Whether this step's shared expert goes to the second stream. What is watched runs in line, so that an operator's
-  // time is its own. Up to kStreamRows the linears would share a workspace with those of the first stream.
+  // Whether this step's shared expert goes to the second stream, beside the router and the routed experts. Up to
+  // kStreamRows the linears would share a workspace with those of the first stream.
   bool has_side(const DeviceLayer& layer) const {
-    return c_.side.stream != nullptr && layer.gate_up.rows > 0 && c_.options.observer == nullptr &&
+    return c_.side.stream != nullptr && layer.gate_up.rows > 0 &&
            shape_.num_tokens > std::max(c_.options.max_experts_stream, kStreamRows);
   }
 
@@ -345,30 +343,27 @@ class StepLauncher {
   // start when there is room for their blocks, so the router, whose blocks need each other, is launched first; none of
   // these waits for anything the router does.
   void shared_expert_beside(const DeviceLayer& layer, int32_t index) {
-    const StepScope named(nullptr, StepOperator::kSharedExpert, index, c_.side.stream);
-    c_.side.fork.hold_back(c_.side.stream);
+    const CudaStream stream = c_.side.stream;
+    const StepScope named(nullptr, StepOperator::kSharedExpert, index, stream);
+    c_.side.fork.hold_back(stream);
     ActRows inner = act_.mlp, out;
     inner.cols = layer.gate_up.rows / 2;
     out.data = act_.delta;
     out.cols = layer.down.rows;
-    const int32_t sms = std::max(ops::num_sms() - c_.options.router_blocks, 2);
-    const auto multiply = [&](const ops::DeviceGemmArgs& args) {
-      ops::device_gemm_cuda(c_.side.stream, args, ops::device_gemm_plan(args, sms));
-    };
-    multiply({.weight = layer.gate_up, .x = act_.x, .out = inner, .swiglu = true, .num_rows = shape_.num_tokens});
-    multiply({.weight = layer.down, .x = inner, .out = out, .num_rows = shape_.num_tokens});
-    c_.side.join.record(c_.side.stream);
+    ops::device_gemm_cuda(
+        stream, {.weight = layer.gate_up, .x = act_.x, .out = inner, .swiglu = true, .num_rows = shape_.num_tokens});
+    ops::device_gemm_cuda(stream, {.weight = layer.down, .x = inner, .out = out, .num_rows = shape_.num_tokens});
+    c_.side.join.record(stream);
   }
 
   void experts(const DeviceLayer& layer, int32_t index, const float* next_norm) {
-    const bool side = has_side(layer), early = c_.options.shared_expert == SharedExpert::kBesideRouter;
+    const bool side = has_side(layer);
     if (side) c_.side.fork.record(stream_);
-    route(layer, index, side ? c_.options.router_blocks : 0);
+    route(layer, index);
     if (side) shared_expert_beside(layer, index);
-    if (side && early) c_.side.join.hold_back(stream_);
     const Bf16* shared_out = routed_experts(layer, index);
     if (side) {
-      if (!early) c_.side.join.hold_back(stream_);
+      c_.side.join.hold_back(stream_);
       shared_out = act_.delta;
     } else if (layer.gate_up.rows > 0 && shared_out == nullptr) {
       const StepScope watched = scope(StepOperator::kSharedExpert, index);

@@ -33,7 +33,6 @@ struct DeviceGemmPlan {
   int32_t stages = 0;     // of the shared memory ring
   int32_t cluster = 1;    // 2: two blocks share the rows of x, each fetching half for both; not with x_rows
   int32_t ahead = 0;      // weights are called into L2 so many stages before they are fetched; at most 8; 0: not
-  int32_t blocks = 0;     // at most; 0: one an SM. Fewer leave SMs to what runs beside
   bool stagger = false;   // one warpgroup begins late, so that its products run while the other stores
 };
 

@@ -64,7 +64,6 @@ void check_args(const DeviceGemmArgs& args, const DeviceGemmPlan& plan) {
              plan.max_width);
   VAYU_CHECK(plan.stages >= 2 && plan.stages <= device_gemm_stages(args, plan.max_width), "{} stages", plan.stages);
   VAYU_CHECK(plan.cluster == 1 || (plan.cluster == 2 && args.x_rows == nullptr), "cluster of {}", plan.cluster);
-  VAYU_CHECK(plan.blocks == 0 || plan.blocks >= plan.cluster, "{} blocks", plan.blocks);
   VAYU_CHECK(plan.ahead >= 0 && plan.ahead <= kGemmMaxAhead, "{} stages ahead", plan.ahead);
 }
 
@@ -120,7 +119,6 @@ int32_t device_gemm_stages(const DeviceGemmArgs& args, int32_t max_width) {
 DeviceGemmPlan device_gemm_plan(const DeviceGemmArgs& args, int32_t num_sms) {
   const auto row_tiles = divide_up(static_cast<int32_t>(args.rows_per_group()), kTileRows);
   DeviceGemmPlan plan;
-  plan.blocks = num_sms;
   plan.max_width = args.group_indptr != nullptr && args.num_groups > 1 ? grouped_width(args.num_rows, args.num_groups)
                                                                        : dense_width(args, row_tiles, num_sms);
   plan.stages = device_gemm_stages(args, plan.max_width);
@@ -141,8 +139,8 @@ void device_gemm_cuda(CudaStream stream, const DeviceGemmArgs& args, const Devic
   launch.shape = make_shape(args, plan);
   const int32_t row_units = divide_up(launch.shape.rows_per_group, kTileRows * plan.cluster);
   const int64_t most_tiles = divide_up(args.num_rows, plan.max_width) + std::min(args.num_groups, args.num_rows);
-  const int32_t sms = plan.blocks > 0 ? std::min(plan.blocks, num_sms()) : num_sms();
-  launch.grid = static_cast<int32_t>(std::min<int64_t>(sms / plan.cluster, most_tiles * row_units)) * plan.cluster;
+  launch.grid =
+      static_cast<int32_t>(std::min<int64_t>(num_sms() / plan.cluster, most_tiles * row_units)) * plan.cluster;
   launch.shared_bytes = shared_bytes(args, plan.max_width, plan.stages);
   if (!args.weight.is_f8()) {
     launch_gemm_bf16(stream, launch);

@@ -43,7 +43,6 @@ struct DeviceRouteArgs {
       nullptr;  // (num_tokens * top_k): token of each row, by expert, then token; 0 behind the last
   int32_t* pair_position = nullptr;  // (num_tokens, top_k): the row of token t's j-th expert
   void* scratch = nullptr;           // device_route_scratch_bytes, 128-byte aligned, zeroed once when it is allocated
-  int32_t max_blocks = 0;  // more than 128 tokens: about so many blocks at most, never less than 8; 0: no limit
   RouteForm form = RouteForm::kCounted;  // one for all launches on a scratch
 };
 

@@ -386,9 +386,7 @@ void launch_tiles(CudaStream stream, const DeviceRouteArgs& args) {
   const bool is_short = plan.tiles <= most_of_8;  // twice the blocks then fit, and each has half of the columns
   plan.splits = is_short ? 8 : 4;
   LaunchShape shape;
-  int clusters = std::min(plan.tiles, is_short ? most_of_8 : most_of_4);
-  if (args.max_blocks > 0) clusters = std::min(clusters, std::max(1, args.max_blocks / plan.splits));
-  shape.grid = dim3(clusters * plan.splits);
+  shape.grid = dim3(std::min(plan.tiles, is_short ? most_of_8 : most_of_4) * plan.splits);
   shape.block = dim3(kRouteThreads);
   shape.shared_bytes = T::kSharedBytes;
   shape.cluster = plan.splits;
