@@ -35,6 +35,7 @@ struct DeviceActivations {
   void* route_scratch = nullptr;
   void* experts_workspace = nullptr;
   void* attention_scratch = nullptr;
+  float* prefill_parts = nullptr;   // device_prefill_scratch_bytes()
   ops::Bf16* wide_pages = nullptr;  // FP8 pages of prompts as BF16: device_prefill_wide_pages()
   int32_t wide_capacity = 0;        // of them
   ops::ActRows head_input;          // (max_logits, hidden)
@@ -46,13 +47,14 @@ constexpr int32_t kStreamRows = 64;  // rows up to which a linear is streamed ra
 // The batch in device memory; see DeviceBatch for the padding.
 struct DeviceInputs {
   ops::DeviceBatch batch;
-  const int32_t* token_ids = nullptr;    // (num_tokens)
-  const int32_t* prev_index = nullptr;   // (num_tokens) as of GatherRowsArgs
-  const int32_t* logit_rows = nullptr;   // (num_logits)
-  const int32_t* decode_rows = nullptr;  // rows of one token
-  const int32_t* num_valid = nullptr;    // tokens that are no padding
-  const ops::PrefillTile* tiles = nullptr;
-  const int32_t* wide_sources = nullptr;
+  const int32_t* token_ids = nullptr;     // (num_tokens)
+  const int32_t* prev_index = nullptr;    // (num_tokens) as of GatherRowsArgs
+  const int32_t* logit_rows = nullptr;    // (num_logits)
+  const int32_t* decode_rows = nullptr;   // rows of one token
+  const int32_t* num_valid = nullptr;     // tokens that are no padding
+  const int32_t* wide_sources = nullptr;  // these three of batches with prompts alone
+  const ops::PrefillItem* prefill_items = nullptr;
+  const ops::PrefillMerge* prefill_merges = nullptr;
 };
 
 struct StepShape {
@@ -98,7 +100,7 @@ class DeviceBuffers {
   // Places in the inputs, in words.
   struct Places {
     int64_t token_ids, prev_index, positions, slots, logit_rows, qo_indptr, kv_indptr, kv_lens, decode_rows, num_valid,
-        tiles, page_table, end;
+        page_table, lists, end;
   };
   static Places places(const ModelConfig& config, const DeviceModelOptions& options);
   friend DeviceBufferPlan plan_device_buffers(const ModelConfig& config, const DeviceModelOptions& options);
@@ -114,9 +116,11 @@ class DeviceBuffers {
   int64_t input_words_ = 0;
   int64_t used_words_ = 0;
   int32_t turn_ = 0;
-  int64_t max_tiles_ = 0;
-  int32_t wide_capacity_ = 0;    // pages; 0: the pages are BF16 already
-  int64_t wide_sources_at_ = 0;  // in words, behind the page table
+  int32_t wide_capacity_ = 0;  // pages; 0: the pages are BF16 already
+  // In words, one behind the other behind the page table, so that batches without prompts are short.
+  int64_t wide_sources_at_ = 0, items_at_ = 0, merges_at_ = 0;
+  int64_t max_items_ = 0;
+  std::vector<ops::PrefillTile> tiles_;
   std::vector<ops::PrefillPass> passes_;
   int64_t row_capacity_ = 0;
 };

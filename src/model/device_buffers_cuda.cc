@@ -1,11 +1,13 @@
 #include "model/device_buffers.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 
 #include "base/check.h"
 #include "ops/attention/device_decode.h"
 #include "ops/attention/device_mla.h"
+#include "ops/cuda/num_sms.h"
 #include "ops/gemm/cuda_matrix.h"
 #include "ops/gemm/stream_linear.h"
 #include "ops/moe/device_route.h"
@@ -76,11 +78,26 @@ int64_t max_batch_rows(const ModelConfig& config, const DeviceModelOptions& opti
   return expands_prompts(config) ? options.max_step_tokens : options.max_rows;
 }
 
+ops::PrefillHeads prefill_heads(const ModelConfig& config) {
+  return {.group = config.num_q_heads / config.num_kv_heads,
+          .num_kv_heads = config.num_kv_heads,
+          .head_dim = config.head_dim};
+}
+
 int64_t max_tiles(const ModelConfig& config, const DeviceModelOptions& options) {
   if (!has_prefill_kernel(config)) return 0;
-  return ops::max_device_prefill_tiles(options.max_step_tokens, options.max_rows,
-                                       config.num_q_heads / config.num_kv_heads, config.head_dim);
+  return ops::max_device_prefill_tiles(options.max_step_tokens, options.max_rows, prefill_heads(config));
 }
+
+int64_t max_items(const ModelConfig& config, const DeviceModelOptions& options) {
+  if (!has_prefill_kernel(config)) return 0;
+  return ops::max_device_prefill_items(options.max_step_tokens, options.max_rows, prefill_heads(config));
+}
+
+constexpr int64_t kItemWords = sizeof(ops::PrefillItem) / sizeof(int32_t);
+constexpr int64_t kMergeWords = sizeof(ops::PrefillMerge) / sizeof(int32_t);
+
+int64_t round_up(int64_t words) { return (words + 31) / 32 * 32; }
 
 void carve_attention(Carver& carver, const ModelConfig& config, const DeviceModelOptions& options,
                      DeviceActivations& act) {
@@ -96,6 +113,9 @@ void carve_attention(Carver& carver, const ModelConfig& config, const DeviceMode
   }
   const auto rows = static_cast<int32_t>(std::min<int64_t>(max_batch_rows(config, options), ops::kDecodeMaxRows));
   act.attention_scratch = carver.take(ops::decode_attention_scratch_bytes(kv, rows));
+  if (has_prefill_kernel(config)) {
+    act.prefill_parts = static_cast<float*>(carver.take(ops::device_prefill_scratch_bytes(config.head_dim)));
+  }
 }
 
 DeviceActivations carve(Carver& carver, const ModelConfig& config, const DeviceModelOptions& options) {
@@ -143,12 +163,11 @@ bool has_prefill_kernel(const ModelConfig& config) {
 DeviceBuffers::Places DeviceBuffers::places(const ModelConfig& config, const DeviceModelOptions& options) {
   const int64_t tokens = options.max_step_tokens;
   const int64_t rows = max_batch_rows(config, options);
-  const int64_t tiles = max_tiles(config, options);
   const int64_t row_pages = (options.max_context + kDevicePageSize - 1) / kDevicePageSize + 1;
   int64_t at = 0;
   const auto take = [&](int64_t words) {
     const int64_t place = at;
-    at += (words + 31) / 32 * 32;
+    at += round_up(words);
     return place;
   };
   Places p;
@@ -162,10 +181,12 @@ DeviceBuffers::Places DeviceBuffers::places(const ModelConfig& config, const Dev
   p.kv_lens = take(rows);
   p.decode_rows = take(rows);
   p.num_valid = take(1);
-  p.tiles = take(tiles * static_cast<int64_t>(sizeof(ops::PrefillTile) / sizeof(int32_t)));
-  // The last of them rounded up like the others: the second batch begins at the end of the first, and its tiles are
-  // written 16 bytes at a time.
   p.page_table = take(options.max_rows * row_pages * (wide_capacity(config, options) > 0 ? 2 : 1));  // + wide_sources
+  // At the latest: items and merges follow the pages of the batch. All is rounded up, the last too: the second batch
+  // begins at the end of the first, and its items are written 16 bytes at a time.
+  p.lists = has_prefill_kernel(config)
+                ? take(max_items(config, options) * kItemWords + ops::kPrefillMaxBlocks * kMergeWords)
+                : at;
   p.end = at;
   return p;
 }
@@ -188,7 +209,8 @@ Result<DeviceBuffers> DeviceBuffers::create(const DeviceBufferPlan& plan, const 
   buffers.act = carve(carver, config, options);
   buffers.places_ = places(config, options);
   buffers.input_words_ = plan.input_words;
-  buffers.max_tiles_ = max_tiles(config, options);
+  buffers.tiles_.resize(max_tiles(config, options));
+  buffers.max_items_ = max_items(config, options);
   buffers.wide_capacity_ = wide_capacity(config, options);
   buffers.passes_.resize(options.max_rows);
   buffers.row_capacity_ = max_batch_rows(config, options);
@@ -258,25 +280,34 @@ void DeviceBuffers::fill_rows(const Batch& batch, bool expand, StepShape& shape)
 void DeviceBuffers::fill_tiles(const Batch& batch, const ModelConfig& config, StepShape& shape) {
   int32_t* words = host();
   const auto pages = static_cast<int64_t>(batch.page_table.size());
+  const int64_t max_sources = wide_capacity_ > 0 ? pages : 0;
   wide_sources_at_ = places_.page_table + pages;
-  ops::PrefillPlan plan{.tiles = reinterpret_cast<ops::PrefillTile*>(words + places_.tiles),
-                        .max_tiles = max_tiles_,
+  items_at_ = round_up(wide_sources_at_ + max_sources);
+  std::array<ops::PrefillMerge, ops::kPrefillMaxBlocks> merges;
+  ops::PrefillPlan plan{.num_blocks = std::min(ops::num_sms(), ops::kPrefillMaxBlocks),
+                        .tiles = tiles_.data(),
+                        .max_tiles = static_cast<int64_t>(tiles_.size()),
+                        .items = reinterpret_cast<ops::PrefillItem*>(words + items_at_),
+                        .max_items = max_items_,
+                        .merges = merges.data(),
+                        .max_merges = static_cast<int32_t>(merges.size()),
+                        .passes = passes_.data(),
+                        .max_passes = static_cast<int32_t>(passes_.size()),
                         .wide_capacity = wide_capacity_,
                         .wide_sources = words + wide_sources_at_,
-                        .max_sources = wide_capacity_ > 0 ? pages : 0,
-                        .passes = passes_.data(),
-                        .max_passes = static_cast<int32_t>(passes_.size())};
+                        .max_sources = max_sources};
   ops::plan_device_prefill({.qo_indptr = batch.qo_indptr.data(),
                             .kv_indptr = batch.kv_indptr.data(),
                             .page_table = batch.page_table.data(),
                             .kv_lens = batch.kv_lens.data(),
                             .num_rows = batch.num_rows()},
-                           ops::PrefillRows::kMultiToken, config.num_q_heads / config.num_kv_heads, config.head_dim,
-                           plan);
+                           ops::PrefillRows::kMultiToken, prefill_heads(config), plan);
+  merges_at_ = items_at_ + plan.num_items * kItemWords;
+  std::memcpy(words + merges_at_, merges.data(), plan.num_merges * sizeof(ops::PrefillMerge));
   shape.num_tiles = plan.num_tiles;
   shape.passes = plan.passes;
   shape.num_passes = plan.num_passes;
-  used_words_ = wide_sources_at_ + plan.num_sources;
+  used_words_ = merges_at_ + plan.num_merges * kMergeWords;
 }
 
 StepShape DeviceBuffers::fill(const Batch& batch, const ModelConfig& config, const DeviceModelOptions& options,
@@ -300,7 +331,7 @@ StepShape DeviceBuffers::fill(const Batch& batch, const ModelConfig& config, con
   std::copy(batch.slot_mapping.begin(), batch.slot_mapping.end(), words + p.slots);
   std::copy(batch.logit_rows.begin(), batch.logit_rows.end(), words + p.logit_rows);
   const int64_t page_words = static_cast<int64_t>(batch.page_table.size()) * (wide_capacity_ > 0 ? 2 : 1);
-  VAYU_CHECK(p.page_table + page_words <= p.end, "{} pages in one batch", batch.page_table.size());
+  VAYU_CHECK(p.page_table + page_words <= p.lists, "{} pages in one batch", batch.page_table.size());
   std::copy(batch.page_table.begin(), batch.page_table.end(), words + p.page_table);
   words[p.num_valid] = batch.num_tokens();
   fill_rows(batch, !shape.decode_only && expands_prompts(config), shape);
@@ -329,7 +360,8 @@ DeviceInputs DeviceBuffers::inputs() const {
   in.decode_rows = words + places_.decode_rows;
   in.num_valid = words + places_.num_valid;
   in.wide_sources = words + wide_sources_at_;
-  in.tiles = reinterpret_cast<const ops::PrefillTile*>(words + places_.tiles);
+  in.prefill_items = reinterpret_cast<const ops::PrefillItem*>(words + items_at_);
+  in.prefill_merges = reinterpret_cast<const ops::PrefillMerge*>(words + merges_at_);
   return in;
 }
 

@@ -27,7 +27,7 @@ DeviceModelOptions options_for(int32_t rows, int32_t context, ops::DeviceKvForma
           .max_context = context};
 }
 
-// Both batches in pinned memory begin where the tiles of prompts may be written 16 bytes at a time, whatever the
+// Both batches in pinned memory begin where the items of prompts may be written 16 bytes at a time, whatever the
 // number of rows and pages: needs no device.
 TEST(DeviceBuffersCuda, BothBatchesAreAligned) {
   for (const int32_t head_dim : {32, 64, 128}) {
@@ -35,7 +35,7 @@ TEST(DeviceBuffersCuda, BothBatchesAreAligned) {
       for (int32_t rows = 1; rows <= 67; ++rows) {
         for (const int32_t context : {1, 16, 17, 100, 8192}) {
           const auto plan = plan_device_buffers(small_config(head_dim), options_for(rows, context, format));
-          ASSERT_EQ(plan.input_words * sizeof(int32_t) % alignof(ops::PrefillTile), 0)
+          ASSERT_EQ(plan.input_words * sizeof(int32_t) % alignof(ops::PrefillItem), 0)
               << rows << " rows of " << context << " tokens";
         }
       }
@@ -60,7 +60,8 @@ TEST(DeviceBuffersCuda, PromptsFillBothBatches) {
         }
         const StepShape shape = buffers->fill(batch, config, options, 0, 0);
         EXPECT_EQ(shape.num_tiles, rows * ((75 * 8 + 191) / 192));
-        EXPECT_EQ(shape.num_passes, format == ops::DeviceKvFormat::kF8E4M3 ? 1 : 0);
+        EXPECT_EQ(shape.num_passes, 1);
+        EXPECT_EQ(shape.passes[0].num_pages, format == ops::DeviceKvFormat::kF8E4M3 ? rows * 5 : 0);
       }
     }
   }

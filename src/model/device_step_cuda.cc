@@ -189,10 +189,11 @@ class StepLauncher {
                                        .num_q_heads = config_.num_q_heads,
                                        .scale = config_.attention_scale,
                                        .rows = ops::PrefillRows::kMultiToken,
-                                       .tiles = c_.inputs.tiles,
-                                       .num_tiles = shape_.num_tiles,
                                        .passes = shape_.passes,
                                        .num_passes = shape_.num_passes,
+                                       .items = c_.inputs.prefill_items,
+                                       .merges = c_.inputs.prefill_merges,
+                                       .parts = act_.prefill_parts,
                                        .wide_sources = c_.inputs.wide_sources,
                                        .wide_pages = act_.wide_pages});
   }

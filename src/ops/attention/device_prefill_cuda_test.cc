@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "ops/cuda/cuda_test_util.h"
+#include "ops/cuda/num_sms.h"
 
 namespace vayu::ops {
 namespace {
@@ -17,6 +18,7 @@ namespace {
 struct Shape {
   int32_t num_q_heads, num_kv_heads, head_dim;
   int32_t group() const { return num_q_heads / num_kv_heads; }
+  PrefillHeads heads() const { return {group(), num_kv_heads, head_dim}; }
 };
 struct Row {
   int32_t q_len, kv_len;
@@ -80,27 +82,37 @@ class PrefillCase {
     return out_->host();
   }
   void upload(PrefillRows select) {
-    const int64_t bound =
-        max_device_prefill_tiles(num_tokens(), static_cast<int64_t>(rows_.size()), shape_.group(), shape_.head_dim);
-    std::vector<PrefillTile> tiles(bound);
+    const auto num_rows = static_cast<int64_t>(rows_.size());
+    std::vector<PrefillTile> tiles(max_device_prefill_tiles(num_tokens(), num_rows, shape_.heads()));
+    std::vector<PrefillItem> items(max_device_prefill_items(num_tokens(), num_rows, shape_.heads()));
+    std::vector<PrefillMerge> merges(kPrefillMaxBlocks);
     std::vector<int32_t> sources(page_table_.size());
     passes_.resize(rows_.size());
-    PrefillPlan plan{.tiles = tiles.data(),
-                     .max_tiles = bound,
+    PrefillPlan plan{.num_blocks = std::min(num_sms(), kPrefillMaxBlocks),
+                     .may_split = may_split,
+                     .tiles = tiles.data(),
+                     .max_tiles = static_cast<int64_t>(tiles.size()),
+                     .items = items.data(),
+                     .max_items = static_cast<int64_t>(items.size()),
+                     .merges = merges.data(),
+                     .max_merges = static_cast<int32_t>(merges.size()),
+                     .passes = passes_.data(),
+                     .max_passes = static_cast<int32_t>(passes_.size()),
                      .wide_capacity = format_ == DeviceKvFormat::kBF16 ? 0 : wide_capacity(),
                      .wide_sources = sources.data(),
-                     .max_sources = static_cast<int64_t>(sources.size()),
-                     .passes = passes_.data(),
-                     .max_passes = static_cast<int32_t>(passes_.size())};
+                     .max_sources = static_cast<int64_t>(sources.size())};
     plan_device_prefill({.qo_indptr = qo_indptr_.data(),
                          .kv_indptr = kv_indptr_.data(),
                          .page_table = page_table_.data(),
                          .kv_lens = kv_lens_.data(),
                          .num_rows = static_cast<int32_t>(rows_.size())},
-                        select, shape_.group(), shape_.head_dim, plan);
+                        select, shape_.heads(), plan);
+    num_merges_ = plan.num_merges;
     device_sources_ = std::make_unique<DeviceArray<int32_t>>(sources);
     wide_pages_ = std::make_unique<DeviceArray<Bf16>>(plan.wide_capacity * layer(nullptr).page_elements() + 1024);
-    device_tiles_ = std::make_unique<DeviceArray<PrefillTile>>(tiles);
+    device_items_ = std::make_unique<DeviceArray<PrefillItem>>(items);
+    device_merges_ = std::make_unique<DeviceArray<PrefillMerge>>(merges);
+    parts_ = std::make_unique<DeviceArray<float>>(device_prefill_scratch_bytes(shape_.head_dim) / 4 + 1024);
     device_q_ = std::make_unique<DeviceArray<Bf16>>(q_);
     device_pages_ = std::make_unique<DeviceArray<uint8_t>>(pages_);
     device_table_ = std::make_unique<DeviceArray<int32_t>>(page_table_);
@@ -114,18 +126,23 @@ class PrefillCase {
     args_->num_q_heads = shape_.num_q_heads;
     args_->scale = scale();
     args_->rows = select;
-    args_->tiles = device_tiles_->get();
-    args_->num_tiles = plan.num_tiles;
     args_->passes = passes_.data();
     args_->num_passes = plan.num_passes;
+    args_->items = device_items_->get();
+    args_->merges = device_merges_->get();
+    args_->parts = parts_->get();
     args_->wide_sources = device_sources_->get();
     args_->wide_pages = wide_pages_->get();
   }
   void expect_no_overrun() const {
     const std::vector<Bf16> wide = wide_pages_->host();
     for (size_t i = wide.size() - 1024; i < wide.size(); ++i) ASSERT_EQ(wide[i].bits, 0xFFFF) << "scratch overrun";
+    const std::vector<float> parts = parts_->host();
+    for (size_t i = parts.size() - 1024; i < parts.size(); ++i) ASSERT_TRUE(std::isnan(parts[i])) << "parts overrun";
   }
-  bool one_pass = true;  // else the least scratch, which holds the longest row alone
+  bool may_split = true;
+  int32_t num_merges() const { return num_merges_; }  // of the last upload
+  bool one_pass = true;                               // else the least scratch, which holds the longest row alone
   DevicePrefill& args() const { return *args_; }
   std::vector<Bf16> out() const { return out_->host(); }
 
@@ -218,7 +235,10 @@ class PrefillCase {
   std::vector<Bf16> q_;
   std::vector<uint8_t> pages_;
   std::map<std::pair<size_t, std::vector<int32_t>>, std::vector<Bf16>> known_;  // references
-  std::unique_ptr<DeviceArray<PrefillTile>> device_tiles_;
+  std::unique_ptr<DeviceArray<PrefillItem>> device_items_;
+  std::unique_ptr<DeviceArray<PrefillMerge>> device_merges_;
+  std::unique_ptr<DeviceArray<float>> parts_;
+  int32_t num_merges_ = 0;
   std::unique_ptr<DeviceArray<Bf16>> device_q_, out_, wide_pages_;
   std::unique_ptr<DeviceArray<uint8_t>> device_pages_;
   std::unique_ptr<DeviceArray<int32_t>> device_table_, device_sources_;
@@ -271,15 +291,53 @@ TEST(DevicePrefillCuda, ManyTilesABlock) {
   }
 }
 
+// Few tokens behind long contexts, which are split over keys: all in one part of the blocks of keys, in many, and rows
+// that are not split among them; beside the same batch in one piece.
+TEST(DevicePrefillCuda, SplitOverKeys) {
+  VAYU_NEEDS_DEVICE();
+  TestRandom random;
+  for (const Shape& shape :
+       {Shape{64, 4, 64}, Shape{9, 3, 64}, Shape{7, 1, 64}, Shape{1, 1, 64}, Shape{16, 4, 128}, Shape{2, 2, 128}}) {
+    for (DeviceKvFormat format : kFormats) {
+      SCOPED_TRACE(testing::Message() << shape.num_q_heads << "/" << shape.num_kv_heads << " heads of "
+                                      << shape.head_dim << ", format " << static_cast<int>(format));
+      std::vector<Row> rows = {{2, 9}, {3, 5000}, {40, 40}, {1, 1500}, {25, 1025}};
+      for (int i = 0; i < 3; ++i) {
+        const auto q_len = static_cast<int32_t>(random.integer(1, 40));
+        rows.push_back({q_len, q_len + static_cast<int32_t>(random.integer(0, 4000))});
+      }
+      std::shuffle(rows.begin(), rows.end(), random.engine());
+      PrefillCase batch(random, shape, format, rows, static_cast<float>(random.integer(1, 3)));
+      for (PrefillRows select : {PrefillRows::kAll, PrefillRows::kMultiToken}) {
+        batch.one_pass = select == PrefillRows::kAll;
+        batch.may_split = true;
+        const std::vector<Bf16> got = batch.run(select);
+        EXPECT_GT(batch.num_merges(), 0);
+        batch.check_all(got, select);
+        if (HasFatalFailure()) return;
+        const std::vector<Bf16> again = batch.run(select);
+        EXPECT_EQ(std::memcmp(got.data(), again.data(), got.size() * sizeof(Bf16)), 0) << "not the same twice";
+        batch.may_split = false;
+        const std::vector<Bf16> whole = batch.run(select);
+        EXPECT_EQ(batch.num_merges(), 0);
+        batch.check_all(whole, select);
+        if (HasFatalFailure()) return;
+      }
+    }
+  }
+}
+
 // Logits of 16 times the usual spread: bases rise by far more than the slack, weights are nearly 0 or 1.
 TEST(DevicePrefillCuda, WideLogits) {
   VAYU_NEEDS_DEVICE();
   TestRandom random;
   for (DeviceKvFormat format : kFormats) {
     for (const Shape& shape : {Shape{32, 2, 64}, Shape{8, 2, 128}}) {
-      PrefillCase batch(random, shape, format, {{200, 700}, {150, 150}}, 4);
-      batch.check_all(batch.run(PrefillRows::kAll), PrefillRows::kAll);
-      if (HasFatalFailure()) return;
+      for (const std::vector<Row>& rows : {std::vector<Row>{{200, 700}, {150, 150}}, {{20, 3000}}}) {
+        PrefillCase batch(random, shape, format, rows, 4);
+        batch.check_all(batch.run(PrefillRows::kAll), PrefillRows::kAll);
+        if (HasFatalFailure()) return;
+      }
     }
   }
 }
@@ -313,14 +371,19 @@ TEST(DevicePrefillCuda, NanStaysWhereItIs) {
   TestRandom random;
   for (DeviceKvFormat format : kFormats) {
     for (const Shape& shape : {Shape{32, 2, 64}, Shape{8, 2, 128}}) {
-      for (int plane = 0; plane < 2; ++plane) {
-        const int32_t bad_position = static_cast<int32_t>(random.integer(90, 140)), bad_dim = 37;
-        const std::vector<Row> rows = {{40, 40}, {150, 200}, {60, 60}, {1, 77}};
+      for (int i = 0; i < 4; ++i) {
+        const int plane = i % 2;
+        const bool split = i / 2 == 1;
+        const int32_t bad_position = static_cast<int32_t>(split ? random.integer(0, 2190) : random.integer(90, 140));
+        const int32_t bad_dim = 37;
+        const std::vector<Row> rows = split ? std::vector<Row>{{4, 700}, {15, 2200}, {6, 900}, {1, 77}}
+                                            : std::vector<Row>{{40, 40}, {150, 200}, {60, 60}, {1, 77}};
         PrefillCase batch(random, shape, format, rows);
         std::vector<float> values = random.normals(shape.head_dim);
         values[bad_dim] = kNaN;
         batch.set_kv(1, bad_position, 1, plane, values);
         const std::vector<Bf16> got = batch.run(PrefillRows::kAll);
+        EXPECT_TRUE(!split || batch.num_merges() > 0);
         for (size_t r : {size_t{0}, size_t{2}, size_t{3}}) {
           std::vector<int32_t> tokens(rows[r].q_len);
           std::iota(tokens.begin(), tokens.end(), 0);
@@ -358,17 +421,25 @@ TEST(DevicePrefillCuda, Speed) {
   for (const Timed& timed :
        {Timed{sarvam, {{3584, 3584}}, "64/4x64 1x3584"}, Timed{sarvam, {{8192, 8192}}, "64/4x64 1x8192"},
         Timed{sarvam, std::vector<Row>(16, Row{896, 896}), "64/4x64 16x896"},
-        Timed{sarvam, {{512, 3584}}, "64/4x64 512 of 3584"}, Timed{llama, {{4096, 4096}}, "32/8x128 1x4096"}}) {
+        Timed{sarvam, {{512, 512}}, "64/4x64 512 of 512"}, Timed{sarvam, {{512, 3584}}, "64/4x64 512 of 3584"},
+        Timed{sarvam, {{1280, 1280}}, "64/4x64 1280 of 1280"}, Timed{sarvam, {{1280, 2560}}, "64/4x64 1280 of 2560"},
+        Timed{sarvam, {{1216, 3584}}, "64/4x64 1216 of 3584"}, Timed{sarvam, {{100, 8192}}, "64/4x64 100 of 8192"},
+        Timed{llama, {{512, 4096}}, "32/8x128 512 of 4096"}, Timed{llama, {{4096, 4096}}, "32/8x128 1x4096"}}) {
     for (DeviceKvFormat format : kFormats) {
       if (format == DeviceKvFormat::kF8E4M3 && timed.rows.back().kv_len != 3584) continue;  // 3 us more, see widen
       PrefillCase batch(random, timed.shape, format, timed.rows);
-      batch.upload(PrefillRows::kMultiToken);
-      const auto call = [&](CudaStream stream) { device_prefill_cuda(stream, batch.args()); };
-      const double alone = median_us(call).value();
-      const double us = chained_us([&](CudaStream stream, int) { call(stream); }, 8, 4).value();
-      const double tflops = batch.flops() / us * 1e-6;
-      std::printf("SPEED device_prefill %s %s alone %.1f us, chained %.1f us %.0f TFLOP/s %.0f %%\n", timed.name,
-                  format == DeviceKvFormat::kBF16 ? "bf16" : "fp8", alone, us, tflops, tflops / 800 * 100);
+      for (const bool may_split : {false, true}) {
+        batch.may_split = may_split;
+        batch.upload(PrefillRows::kMultiToken);
+        if (may_split && batch.num_merges() == 0) break;
+        const auto call = [&](CudaStream stream) { device_prefill_cuda(stream, batch.args()); };
+        const double alone = median_us(call).value();
+        const double us = chained_us([&](CudaStream stream, int) { call(stream); }, 8, 4).value();
+        const double tflops = batch.flops() / us * 1e-6;
+        std::printf("SPEED device_prefill %s %s %s alone %.1f us, chained %.1f us %.0f TFLOP/s %.0f %%\n", timed.name,
+                    format == DeviceKvFormat::kBF16 ? "bf16" : "fp8", may_split ? "split" : "whole", alone, us, tflops,
+                    tflops / 800 * 100);
+      }
     }
   }
 }

@@ -5,7 +5,7 @@
 // What is particular to this one:
 // - A row of the tile is (token, head of the group), heads inside. With 16 heads a KV head a tile of 192 rows is 12
 //   tokens: the diagonal wastes about 64 of 1,800 keys instead of the 160 that a tile of 192 tokens would, and a short
-//   row still fills its tile. Warpgroups share only the KV ring: each loads its own queries (the next tile's during
+//   row still fills its tile. Warpgroups share only the KV ring: each loads its own queries (the next item's during
 //   this one), masks, and stores on its own, so the end of a tile in one is covered by the products of the others.
 // - At head dim 64 a block of 64 x 128 keys costs 512 cycles of the tensor cores and, at 16 exponentials a cycle, 512
 //   cycles of the special function unit; the warpgroups take turns, so that one's exponentials run beside the products
@@ -13,6 +13,9 @@
 //   units, where they run beside anything, was slower for every part tried: instructions are the scarcer good (a
 //   quarter 236 us, an eighth 232). Sums and outputs are rescaled only when a logit exceeds the current base by 8 (a
 //   factor of 256): the weights may be that large, their relative precision is the same.
+// - Tiles are dealt out whole where that keeps all SMs busy. Where it does not (512 tokens of 3,584 are 172 tiles and
+//   heads for 132 SMs, and a tile of 100 tokens of 8,192 alone takes as long as 64 blocks of keys) the plan cuts them
+//   into parts, each over some of the keys, whose sums are added up by a second kernel (device_prefill_merge.cu).
 // - A (page, head) run of K is 16 rows of 128 bytes (two columns of them at head dim 128), one box of the copy engine,
 //   written in the 128-byte swizzle. FP8 pages are widened into BF16 pages before (device_widen.h): 3 us a layer for a
 //   prompt of 3,584 tokens, where widening inside, once for each of 300 tiles of queries, took 130 us more.
@@ -33,7 +36,7 @@
 namespace vayu::ops {
 namespace prefill {
 
-constexpr int kKeys = 128;  // of a block
+constexpr int kKeys = kPrefillBlockKeys;
 constexpr int kPageSize = 16;
 constexpr int kPages = kKeys / kPageSize;
 constexpr int kGroupRows = 64;                       // query rows of a warpgroup
@@ -98,18 +101,6 @@ struct Ring {
   }
 };
 
-// Items are heaviest first and dealt out forwards and backwards in turn, so that blocks end nearly together.
-__device__ __forceinline__ int item_of(int round) {
-  const int blocks = gridDim.x, block = blockIdx.x;
-  return round * blocks + ((round & 1) ? blocks - 1 - block : block);
-}
-
-__device__ __forceinline__ int tile_index(const PrefillParams& params, int item) {
-  return divide(item, params.kv_heads_reciprocal);
-}
-__device__ __forceinline__ int head_of(const PrefillParams& params, int item) {
-  return item - tile_index(params, item) * params.num_kv_heads;
-}
 __device__ __forceinline__ int token_of(const PrefillParams& params, int packed_row) {
   return divide(packed_row, params.group_reciprocal);
 }
@@ -134,17 +125,19 @@ template <class C>
 __device__ __forceinline__ void feed(const PrefillParams& params, const CUtensorMap* map, const Shared<C>& shared) {
   const int lane = threadIdx.x % 32, page = lane % kPages, column = lane / kPages;
   Ring<C::kStages> ring;
-  for (int round = 0, item; (item = item_of(round)) < params.num_items; ++round) {
-    const PrefillTile& tile = params.tiles[tile_index(params, item)];
-    const int head = head_of(params, item), num_pages = (tile.kv_len + kPageSize - 1) / kPageSize;
+  for (int index = blockIdx.x, following; index >= 0; index = following) {
+    const PrefillItem& item = params.items[index];
+    following = item.next;
+    const int head = item.head, first_block = item.first_block, page_begin = item.page_begin;
+    const int num_pages = (item.kv_len + kPageSize - 1) / kPageSize;
     const auto page_at = [&](int i) {
-      return params.page_table != nullptr ? params.page_table[tile.page_begin + i] : tile.page_begin + i;
+      return params.page_table != nullptr ? params.page_table[page_begin + i] : page_begin + i;
     };
-    int n = (tile.num_keys + kKeys - 1) / kKeys - 1;
+    int n = item.end_block - 1;
     int next = n * kPages + page < num_pages ? page_at(n * kPages + page) : 0;
-    for (; n >= 0; --n) {
+    for (; n >= first_block; --n) {
       const int row = (next * params.num_kv_heads + head) * 2 * kPageSize;
-      if (n > 0) next = page_at((n - 1) * kPages + page);
+      if (n > first_block) next = page_at((n - 1) * kPages + page);
       const bool mine = column < C::kColumns && n * kPages + page < num_pages;
       const uint32_t bytes = min(kPages, num_pages - n * kPages) * C::kColumns * kPageSize * 128;
       const int offset = ring.stage * C::kBlockBytes + column * kKeyColumnBytes + page * kPageSize * 128;
@@ -168,13 +161,13 @@ __device__ __forceinline__ void feed(const PrefillParams& params, const CUtensor
 
 // 64 packed rows of the tile into this warpgroup's buffer; rows beyond the end become zeros.
 template <class C>
-__device__ __forceinline__ void load_queries(const PrefillParams& params, int item, int group, uint8_t* buffer) {
+__device__ __forceinline__ void load_queries(const PrefillParams& params, int index, int group, uint8_t* buffer) {
   constexpr int kChunks = C::kColumns * 8;
-  const PrefillTile& tile = params.tiles[tile_index(params, item)];
-  const int first = tile.first + group * kGroupRows, q_len = tile.q_len;
+  const PrefillItem& item = params.items[index];
+  const int first = item.first + group * kGroupRows, q_len = item.q_len;
   const int thread = threadIdx.x % 128, chunk = thread % kChunks;
-  const Bf16* source = params.q + tile.q_begin * params.q_stride +
-                       int64_t{head_of(params, item)} * params.group * (C::kColumns * 64) + chunk * 8;
+  const Bf16* source =
+      params.q + item.q_begin * params.q_stride + int64_t{item.head} * params.group * (C::kColumns * 64) + chunk * 8;
   const uint32_t column = shared_address(buffer) + chunk / 8 * kQueryColumnBytes;
 #pragma unroll
   for (int row = thread / kChunks, i = 0; i < kGroupRows * kChunks / 128; ++i, row += 128 / kChunks) {
@@ -259,6 +252,11 @@ struct Softmax {
     }
     return true;
   }
+  // Of the row's four lanes.
+  __device__ __forceinline__ float total(int h) const {
+    const float pair = sum[h] + __shfl_xor_sync(0xffffffffu, sum[h], 1);
+    return pair + __shfl_xor_sync(0xffffffffu, pair, 2);
+  }
   // Sums are never negative, so nothing is stored. That the store might be, and depends on all weights, keeps ptxas
   // from moving the exponentials behind the wait for the products that run meanwhile (an empty asm leaves no trace in
   // PTX).
@@ -323,19 +321,18 @@ __device__ __forceinline__ void transpose_quad(uint32_t (&word)[4]) {
 
 // The thread has columns 8 j + 2 (t % 4) + {0, 1} of its two rows; after exchanges in fours, 16 bytes of a row.
 template <class C>
-__device__ __forceinline__ void store_rows(const PrefillParams& params, const PrefillTile& tile, int head, int first,
+__device__ __forceinline__ void store_rows(const PrefillParams& params, const PrefillItem& item, int first,
                                            const float (&o)[C::kColumns * 32], const Softmax& softmax) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    float total = softmax.sum[h] + __shfl_xor_sync(0xffffffffu, softmax.sum[h], 1);
-    total += __shfl_xor_sync(0xffffffffu, total, 2);
+    const float total = softmax.total(h);
     // No logit above -inf is 0 / 0.
     const float inverse = softmax.base[h] == __int_as_float(0xff800000) ? __int_as_float(0x7fc00000) : 1.0f / total;
     const int row = first + threadIdx.x % 128 / 32 * 16 + lane / 4 + 8 * h;
     const int token = token_of(params, row);
-    const int64_t q_row = int64_t{tile.q_begin + token} * params.num_kv_heads * params.group + head * params.group +
-                          (row - token * params.group);
+    const int64_t q_row = int64_t{item.q_begin + token} * params.num_kv_heads * params.group +
+                          item.head * params.group + (row - token * params.group);
     Bf16* out = params.out + q_row * (C::kColumns * 64);
 #pragma unroll
     for (int a = 0; a < C::kColumns * 2; ++a) {
@@ -346,10 +343,28 @@ __device__ __forceinline__ void store_rows(const PrefillParams& params, const Pr
         word[i] = pack_bf16x2(o[4 * j + 2 * h] * inverse, o[4 * j + 2 * h + 1] * inverse);
       }
       transpose_quad(word);
-      if (token < tile.q_len) {
+      if (token < item.q_len) {
         *reinterpret_cast<uint4*>(out + (4 * a + lane % 4) * 8) = make_uint4(word[0], word[1], word[2], word[3]);
       }
     }
+  }
+}
+
+// The sums of a part as they are; four lanes write 32 bytes of a row. Rows beyond the end are written too.
+template <class C>
+__device__ __forceinline__ void store_part(const PrefillParams& params, int part, int group,
+                                           const float (&o)[C::kColumns * 32], const Softmax& softmax) {
+  constexpr int kDim = C::kColumns * 64, kRows = C::kConsumers * kGroupRows;
+  float* sums = params.parts + part * kPrefillPartFloats<kDim>;
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const int row = group * kGroupRows + threadIdx.x % 128 / 32 * 16 + lane / 4 + 8 * h;
+    auto* out = reinterpret_cast<float2*>(sums + row * kDim) + lane % 4;
+#pragma unroll
+    for (int j = 0; j < C::kColumns * 8; ++j) out[4 * j] = make_float2(o[4 * j + 2 * h], o[4 * j + 2 * h + 1]);
+    const float total = softmax.total(h);
+    if (lane % 4 == 0) reinterpret_cast<float2*>(sums + kRows * kDim)[row] = make_float2(softmax.base[h], total);
   }
 }
 
@@ -403,12 +418,13 @@ struct Consumer {
     return value_descriptor(shared.values + value_ring.stage * C::kBlockBytes);
   }
 
-  // Rows [first, first + 64) of the tile over its `blocks` blocks of keys, from the last, which holds the diagonal, to
-  // block 0. Logits of block n are computed while the values of block n + 1 are summed, and become weights meanwhile.
-  __device__ __forceinline__ void run(const PrefillTile& tile, int head, int first, int blocks,
-                                      const uint8_t* queries) {
+  // Rows [first, first + 64) of the tile over the item's blocks of keys below `end`, which may hold the diagonal, down
+  // to its first. Logits of block n are computed while the values of block n + 1 are summed, and become weights
+  // meanwhile.
+  __device__ __forceinline__ void run(const PrefillItem& item, int first, int end, const uint8_t* queries) {
     constexpr int kOutputs = C::kColumns * 32;
-    const int cached = tile.kv_len - tile.q_len, last_row = tile.q_len * params.group - 1;
+    const int cached = item.kv_len - item.q_len, last_row = item.q_len * params.group - 1;
+    const int first_block = item.first_block;
     const int row = first + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
     const int fewest = cached + token_of(params, first) + 1;  // keys that the first row sees
     const float slack = kSlackLog2 / params.scale_log2;
@@ -426,9 +442,9 @@ struct Consumer {
                             cached + token_of(params, min(row + 8, last_row)) + 1 - n * kKeys};
       mask(s, limit);
     };
-    if (blocks * kKeys > tile.kv_len) {
+    if (end * kKeys > item.kv_len) {
       wait_values();
-      clear_values<C>(shared.values + value_ring.stage * C::kBlockBytes, tile.kv_len - (blocks - 1) * kKeys, group);
+      clear_values<C>(shared.values + value_ring.stage * C::kBlockBytes, item.kv_len - (end - 1) * kKeys, group);
     }
     wait_keys();
     take_turn();
@@ -439,12 +455,12 @@ struct Consumer {
     wgmma_wait<0>();
     wgmma_pin(s);
     release_keys();
-    mask_block(blocks - 1);
+    mask_block(end - 1);
     softmax.raise(s, slack, params.scale_log2, factor);
     softmax.weigh(s, params.scale_log2);
     pack(weights, s);
 
-    for (int n = blocks - 2; n >= 0; --n) {
+    for (int n = end - 2; n >= first_block; --n) {
       wait_keys();
       wgmma_pin(o);
       pin(weights);
@@ -484,7 +500,11 @@ struct Consumer {
     wgmma_pin(o);
     pin(weights);
     release_values();
-    store_rows<C>(params, tile, head, first, o, softmax);
+    if (item.part < 0) {
+      store_rows<C>(params, item, first, o, softmax);
+    } else {
+      store_part<C>(params, item.part, group, o, softmax);
+    }
   }
 };
 
@@ -494,28 +514,27 @@ __device__ __forceinline__ void consume(const PrefillParams& params, const Share
   uint8_t* buffers = shared.queries + group * 2 * C::kQueryBytes;
   Consumer<C> consumer = {params, shared, group, {}, {}};
   if (group == C::kConsumers - 1) consumer.pass_turn();  // the first warpgroup begins
-  int item = item_of(0);
-  if (item < params.num_items) load_queries<C>(params, item, group, buffers);
-  for (int round = 0; item < params.num_items; ++round) {
-    const PrefillTile& tile = params.tiles[tile_index(params, item)];
+  int index = blockIdx.x;
+  load_queries<C>(params, index, group, buffers);
+  for (int round = 0; index >= 0; ++round) {
+    const PrefillItem& item = params.items[index];
     uint8_t* queries = buffers + (round & 1) * C::kQueryBytes;
-    // This tile's queries, loaded by all threads during the last one, are in place; the other buffer is free, because
-    // everyone here is through with the last tile.
+    // This item's queries, loaded by all threads during the last one, are in place; the other buffer is free, because
+    // everyone here is through with the last item.
     copy_async_commit();
     copy_async_wait<0>();
     fence_shared_for_async();
     sync_group(group);
-    const int next = item_of(round + 1);
-    if (next < params.num_items) load_queries<C>(params, next, group, buffers + (~round & 1) * C::kQueryBytes);
-    const int first = tile.first + group * kGroupRows, packed_rows = tile.q_len * params.group;
-    int blocks = 0;
+    index = item.next;
+    if (index >= 0) load_queries<C>(params, index, group, buffers + (~round & 1) * C::kQueryBytes);
+    const int first = item.first + group * kGroupRows, packed_rows = item.q_len * params.group;
+    int end = item.first_block;  // of the blocks that some row sees; every row sees some of an item's first
     if (first < packed_rows) {
       const int last_token = token_of(params, min(first + kGroupRows, packed_rows) - 1);
-      blocks = (tile.kv_len - tile.q_len + last_token + kKeys) / kKeys;
+      end = min(item.end_block, (item.kv_len - item.q_len + last_token + kKeys) / kKeys);
     }
-    for (int n = (tile.num_keys + kKeys - 1) / kKeys; n > blocks; --n) consumer.skip_block();
-    if (blocks > 0) consumer.run(tile, head_of(params, item), first, blocks, queries);
-    item = next;
+    for (int n = item.end_block; n > end; --n) consumer.skip_block();
+    if (end > item.first_block) consumer.run(item, first, end, queries);
   }
   if (group == 0) consumer.take_turn();  // the last pass: no barrier is left half full
 }
