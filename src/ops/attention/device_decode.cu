@@ -128,6 +128,18 @@ __global__ void __launch_bounds__(kThreads, 2) split_kernel(const DecodeParams p
   }
 }
 
+// Neither cached near the SM nor moved: the first turn of combine_kernel reads what is not written yet.
+__device__ __forceinline__ float4 load_far(const float4* p) {
+  float4 v;
+  asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "l"(p));
+  return v;
+}
+__device__ __forceinline__ float2 load_far(const float2* p) {
+  float2 v;
+  asm volatile("ld.global.cg.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "l"(p));
+  return v;
+}
+
 // Where a row's tiles lie on the line.
 struct CombinePlan {
   int begin, tiles, share;
@@ -301,15 +313,13 @@ void launch(CudaStream stream, const DecodeAttentionArgs& args, DecodeParams p) 
   launch_overlapped(combine_kernel, combine_shape, stream, p);
 }
 
-constexpr int64_t kPeakBoxes = int64_t{32} * kDecodeJoinedBlocks;  // slices^2 a row, slices <= 32, all rows' <= blocks
-
 int64_t num_pieces(const DeviceKvLayer& kv, int32_t rows) { return kMaxBlocks + int64_t{rows} * kv.num_kv_heads; }
 
 }  // namespace
 
 int64_t decode_attention_scratch_bytes(const DeviceKvLayer& kv, int32_t max_rows) {
   const int64_t piece = kDecodeHeads * (kv.head_dim * sizeof(float) + sizeof(float2));
-  return num_pieces(kv, max_rows) * piece + kPeakBoxes * int64_t{sizeof(uint32_t)};
+  return num_pieces(kv, max_rows) * piece;
 }
 
 void decode_attention_cuda(CudaStream stream, const DecodeAttentionArgs& args) {
@@ -339,9 +349,6 @@ void decode_attention_cuda(CudaStream stream, const DecodeAttentionArgs& args) {
   const int64_t pieces = num_pieces(kv, args.num_decode_rows);
   p.partials = static_cast<float*>(args.scratch);
   p.stats = reinterpret_cast<float2*>(p.partials + pieces * kDecodeHeads * kv.head_dim);
-  p.peaks = reinterpret_cast<uint32_t*>(p.stats + pieces * kDecodeHeads);
-  p.warm = args.form == DecodeForm::kJoinedWarm;
-  if (args.form != DecodeForm::kTwoLaunches) return launch_decode_joined(stream, args, p);
   shape_combine(p);
   const bool f8 = kv.format == DeviceKvFormat::kF8E4M3;
   switch (kv.head_dim) {

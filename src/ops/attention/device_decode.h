@@ -14,8 +14,6 @@ namespace vayu::ops {
 // one new token, whose K and V are in the pages already. A padded row (kv_len 0) yields zeros, unless its token lies
 // beyond num_tokens: then nothing. NaN or infinity in q, or in a key or value the row sees, shows as NaN in that row
 // and nowhere else; page slots behind kv_len may hold anything. Rows of other tokens are left alone.
-enum class DecodeForm : uint8_t { kTwoLaunches, kJoined, kJoinedWarm };  // joined: one; warm: code fetched ahead
-
 struct DecodeAttentionArgs {
   DeviceBatch batch;
   const int32_t* decode_rows = nullptr;  // (num_decode_rows) indices of rows of `batch`; -1 is skipped
@@ -30,14 +28,12 @@ struct DecodeAttentionArgs {
   // still runs. The lists of `batch`, and decode_rows, are read so in any case: they must not come from that kernel.
   bool keys_settled = false;
   ActRows out;              // cols = num_q_heads * head_dim, scale_group 0
-  void* scratch = nullptr;  // decode_attention_scratch_bytes, 16-byte aligned, zeroed once when allocated; device only
-  DecodeForm form = DecodeForm::kTwoLaunches;
+  void* scratch = nullptr;  // decode_attention_scratch_bytes, 16-byte aligned; device only
 };
 
 constexpr int32_t kDecodeMaxRows = 1024;
 
-// Of a step of at most max_rows decode rows. Nothing needs clearing between steps; one scratch serves all layers, on
-// one stream and in one form: the joined ones leave it zeroed and rely on that.
+// Of a step of at most max_rows decode rows. Nothing needs clearing between steps; one scratch serves all layers.
 int64_t decode_attention_scratch_bytes(const DeviceKvLayer& kv, int32_t max_rows);
 
 void decode_attention_ref(const DecodeAttentionArgs& args);

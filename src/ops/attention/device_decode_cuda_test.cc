@@ -21,11 +21,6 @@ struct Shape {
   float q_sigma = 1;
 };
 
-constexpr DecodeForm kForms[] = {DecodeForm::kTwoLaunches, DecodeForm::kJoined, DecodeForm::kJoinedWarm};
-const char* form_name(DecodeForm form) {
-  return form == DecodeForm::kTwoLaunches ? "two launches" : form == DecodeForm::kJoined ? "joined" : "joined, warm";
-}
-
 // kv_lens and new tokens of the rows of a batch; rows with one new token (or none cached) decode.
 struct RowLens {
   int32_t kv_len, new_tokens;
@@ -99,10 +94,7 @@ class Fixture {
     const DeviceArray<Bf16> q(q_);
     const DeviceArray<int32_t> qo(qo_indptr_), kvi(kv_indptr_), table(page_table_), lens(kv_lens_), rows(decode_rows_);
     const int64_t scratch_bytes = decode_attention_scratch_bytes(kv_, static_cast<int32_t>(decode_rows_.size()));
-    DeviceArray<uint8_t> scratch(scratch_bytes + 256);
-    std::vector<uint8_t> scratch_before(scratch.bytes(), 0xFF);
-    std::fill_n(scratch_before.begin(), scratch_bytes, 0);
-    scratch.set(scratch_before);
+    const DeviceArray<uint8_t> scratch(scratch_bytes + 256);
     DecodeAttentionArgs args = args_;
     args.kv = kv_;
     args.kv.pages = pages.get();
@@ -142,19 +134,7 @@ class Fixture {
     EXPECT_TRUE(last_launch("decode attention").ok());
     const std::vector<uint8_t> scratch_host = scratch.host();
     for (int64_t i = scratch_bytes; i < scratch.bytes(); ++i) EXPECT_EQ(scratch_host[i], 0xFF) << "scratch overrun";
-    if (args_.form != DecodeForm::kTwoLaunches) {
-      EXPECT_EQ(std::count(scratch_host.begin(), scratch_host.begin() + scratch_bytes, 0), scratch_bytes)
-          << "the scratch is not zeros again";
-    }
     return out;
-  }
-
-  void expect_all_forms(const std::vector<float>& expected, bool write_last = false) {
-    for (const DecodeForm form : kForms) {
-      SCOPED_TRACE(form_name(form));
-      args_.form = form;
-      expect_near(run_device(write_last), expected);
-    }
   }
 
   // In float: the reference's rows before any rounding of the output would need another path; BF16 output of a wider
@@ -286,7 +266,7 @@ TEST(DeviceDecodeCuda, RaggedMixedBatchesAndPageEdges) {
     std::shuffle(rows.begin(), rows.end(), random.engine());
     Fixture fixture(shape, rows, random, static_cast<int32_t>(random.integer(1025, 40000)));
     fixture.decode_rows_.insert(fixture.decode_rows_.begin() + 5, -1);
-    fixture.expect_all_forms(fixture.run_reference());
+    fixture.expect_near(fixture.run_device(), fixture.run_reference());
   }
 }
 
@@ -299,7 +279,7 @@ TEST(DeviceDecodeCuda, AnyNumberOfRows) {
     std::vector<RowLens> rows;
     for (int32_t i = 0; i < count; ++i) rows.push_back({static_cast<int32_t>(random.integer(0, 200)), 1});
     Fixture fixture(shape, rows, random);
-    fixture.expect_all_forms(fixture.run_reference());
+    fixture.expect_near(fixture.run_device(), fixture.run_reference());
   }
 }
 
@@ -311,7 +291,7 @@ TEST(DeviceDecodeCuda, ManySplitsOfALongRow) {
     SCOPED_TRACE(name_of(shape));
     const auto length = static_cast<int32_t>(random.integer(15000, 20000));
     Fixture fixture(shape, {{length, 1}, {3, 1}, {static_cast<int32_t>(random.integer(1, 4000)), 1}}, random);
-    fixture.expect_all_forms(fixture.run_reference());
+    fixture.expect_near(fixture.run_device(), fixture.run_reference());
   }
 }
 
@@ -322,7 +302,7 @@ TEST(DeviceDecodeCuda, PeakedWeightsAndQueriesBeyondFp16) {
     for (DeviceKvFormat format : {kF8, kBF16}) {
       Fixture fixture({2, 16, 64, format, false, sigma}, {{100, 1}, {700, 1}, {1, 1}}, random);
       fixture.args_.scale *= 4;  // scores of deviation 4: a few keys carry the weight
-      fixture.expect_all_forms(fixture.run_reference());
+      fixture.expect_near(fixture.run_device(), fixture.run_reference());
     }
   }
 }
@@ -331,41 +311,36 @@ TEST(DeviceDecodeCuda, AllPaddedGivesZeros) {
   VAYU_NEEDS_DEVICE();
   TestRandom random;
   Fixture fixture({4, 16, 64, kF8, true}, {{0, 1}, {0, 1}}, random, 4096);
-  for (const DecodeForm form : kForms) {
-    fixture.args_.form = form;
-    for (float v : fixture.run_device()) EXPECT_EQ(v, 0.0f);
-    EXPECT_EQ(fixture.scales_, (std::vector<float>{1, 1}));
-  }
+  for (float v : fixture.run_device()) EXPECT_EQ(v, 0.0f);
+  EXPECT_EQ(fixture.scales_, (std::vector<float>{1, 1}));
 }
 
 // NaN or infinity of one row shows in that row and changes no bit of the others.
 TEST(DeviceDecodeCuda, NaNStaysInItsRow) {
   VAYU_NEEDS_DEVICE();
   TestRandom random;
-  for (int i = 0; i < 12; ++i) {
-    const DeviceKvFormat format = i % 2 ? kF8 : kBF16;
-    const bool f8_out = i / 2 % 2;
-    Fixture fixture({4, 16, 64, format, f8_out}, {{600, 1}, {601, 1}, {602, 1}, {603, 1}, {604, 1}}, random);
-    fixture.args_.form = kForms[i / 4];
-    SCOPED_TRACE(form_name(fixture.args_.form));
-    const std::vector<float> clean = fixture.run_device();
-    const int64_t cols = fixture.args_.out.cols;
-    fixture.q_[1 * fixture.q_stride_ + 5 * 64 + 3] = Bf16{0x7FC0};  // row 1: head 5
-    fixture.q_[4 * fixture.q_stride_ + 33 * 64] = Bf16{0x7F80};     // row 4: head 33, infinity
-    std::memset(fixture.pages_.data() + fixture.byte_of(2, 301, 1, 0, 7), 0xFF, fixture.kv_.element_bytes());
-    std::memset(fixture.pages_.data() + fixture.byte_of(3, 602, 2, 1, 9), 0xFF, fixture.kv_.element_bytes());
-    const std::vector<float> dirty = fixture.run_device();
-    for (int64_t at = 0; at < static_cast<int64_t>(dirty.size()); ++at) {
-      const int64_t token = at / cols, head = at % cols / 64, dim = at % 64;
-      const bool nan = token > 0 && f8_out ? true
-                       : token == 1        ? head == 5
-                       : token == 2        ? head / 16 == 1
-                       : token == 3        ? head / 16 == 2 && dim == 9
-                                           : token == 4 && head == 33;
-      if (nan) {
-        ASSERT_TRUE(std::isnan(dirty[at])) << "token " << token << " head " << head << " dim " << dim;
-      } else {
-        ASSERT_EQ(dirty[at], clean[at]) << "token " << token << " head " << head << " dim " << dim;
+  for (DeviceKvFormat format : {kF8, kBF16}) {
+    for (bool f8_out : {false, true}) {
+      Fixture fixture({4, 16, 64, format, f8_out}, {{600, 1}, {601, 1}, {602, 1}, {603, 1}, {604, 1}}, random);
+      const std::vector<float> clean = fixture.run_device();
+      const int64_t cols = fixture.args_.out.cols;
+      fixture.q_[1 * fixture.q_stride_ + 5 * 64 + 3] = Bf16{0x7FC0};  // row 1: head 5
+      fixture.q_[4 * fixture.q_stride_ + 33 * 64] = Bf16{0x7F80};     // row 4: head 33, infinity
+      std::memset(fixture.pages_.data() + fixture.byte_of(2, 301, 1, 0, 7), 0xFF, fixture.kv_.element_bytes());
+      std::memset(fixture.pages_.data() + fixture.byte_of(3, 602, 2, 1, 9), 0xFF, fixture.kv_.element_bytes());
+      const std::vector<float> dirty = fixture.run_device();
+      for (int64_t i = 0; i < static_cast<int64_t>(dirty.size()); ++i) {
+        const int64_t token = i / cols, head = i % cols / 64, dim = i % 64;
+        const bool nan = token > 0 && f8_out ? true
+                         : token == 1        ? head == 5
+                         : token == 2        ? head / 16 == 1
+                         : token == 3        ? head / 16 == 2 && dim == 9
+                                             : token == 4 && head == 33;
+        if (nan) {
+          ASSERT_TRUE(std::isnan(dirty[i])) << "token " << token << " head " << head << " dim " << dim;
+        } else {
+          ASSERT_EQ(dirty[i], clean[i]) << "token " << token << " head " << head << " dim " << dim;
+        }
       }
     }
   }
@@ -383,7 +358,7 @@ TEST(DeviceDecodeCuda, LastKeysWrittenByTheKernelBefore) {
     fixture.args_.keys_settled = true;
     fixture.take_last_keys_from_queries();
     const std::vector<float> expected = fixture.run_reference();
-    for (int i = 0; i < 4; ++i) fixture.expect_all_forms(expected, true);
+    for (int i = 0; i < 5; ++i) fixture.expect_near(fixture.run_device(true), expected);
   }
 }
 
@@ -394,14 +369,10 @@ TEST(DeviceDecodeCuda, Repeats) {
   std::vector<RowLens> rows;
   for (int i = 0; i < 40; ++i) rows.push_back({static_cast<int32_t>(random.integer(1, 1500)), 1});
   Fixture fixture({4, 16, 64, kF8, true}, rows, random);
-  for (const DecodeForm form : kForms) {
-    SCOPED_TRACE(form_name(form));
-    fixture.args_.form = form;
-    const std::vector<float> once = fixture.run_device();
-    for (int i = 0; i < 3; ++i) {
-      fixture.args_.keys_settled = !fixture.args_.keys_settled;
-      EXPECT_EQ(fixture.run_device(), once);
-    }
+  const std::vector<float> once = fixture.run_device();
+  for (int i = 0; i < 3; ++i) {
+    fixture.args_.keys_settled = !fixture.args_.keys_settled;
+    EXPECT_EQ(fixture.run_device(), once);
   }
 }
 
@@ -431,8 +402,7 @@ class SpeedCase {
     table_.set(table), qo_.set(qo), kvi_.set(kvi), rows_.set(rows), lens_.set(std::vector<int32_t>(count, kContext));
     args_.q_stride = (kGroup + 2) * kHeads * kDim;
     q_ = std::make_unique<DeviceArray<Bf16>>(as_bf16(random.normals(count * args_.q_stride)));
-    scratch_ = std::make_unique<DeviceArray<uint8_t>>(
-        std::vector<uint8_t>(decode_attention_scratch_bytes(args_.kv, count), 0));
+    scratch_ = std::make_unique<DeviceArray<uint8_t>>(decode_attention_scratch_bytes(args_.kv, count));
     out_ = std::make_unique<DeviceArray<F8E4M3>>(count * kHeads * kGroup * kDim);
     scales_ = std::make_unique<DeviceArray<float>>(count);
     args_.kv.pages = pages_->get();
@@ -446,10 +416,6 @@ class SpeedCase {
     args_.keys_settled = true;
     args_.out = {.data = out_->get(), .scales = scales_->get(), .cols = kHeads * kGroup * kDim};
     args_.scratch = scratch_->get();
-  }
-  void use(DecodeForm form) {  // each leaves the scratch as it needs it itself
-    args_.form = form;
-    scratch_->set(std::vector<uint8_t>(scratch_->bytes(), 0));
   }
   void run(CudaStream stream, int32_t set) const {
     DecodeAttentionArgs args = args_;
@@ -482,22 +448,19 @@ TEST(DeviceDecodeCuda, Speed) {
   for (DeviceKvFormat format : {kF8, kBF16}) {
     for (int32_t count : {1, 8, 32, 64}) {
       const int32_t sets = std::max(2, 64 / count);  // 120 MB of FP8, more than twice the second-level cache
-      SpeedCase speed(format, count, sets, random);
-      for (const DecodeForm form : kForms) {
-        speed.use(form);
-        const double alone = median_us([&](CudaStream stream) { speed.run(stream, 0); }).value();
-        const double chained = chained_us([&](CudaStream stream, int i) { speed.run(stream, i % sets); }, 64).value();
-        const auto between = [&](CudaStream stream, int i) {
-          read_other(stream);
-          speed.run(stream, i % sets);
-        };
-        const double in_step = chained_us(between, 24).value() - reads;
-        std::printf(
-            "SPEED decode_attention %s, %d rows %d tokens %s alone %.1f us, chained %.1f us, between reads %.1f us, "
-            "chained %.0f GB/s %.2f of 4300\n",
-            form_name(form), count, SpeedCase::kContext, format == kF8 ? "f8" : "bf16", alone, chained, in_step,
-            speed.bytes() / chained * 1e-3, speed.bytes() / chained * 1e-3 / 4300);
-      }
+      const SpeedCase speed(format, count, sets, random);
+      const double alone = median_us([&](CudaStream stream) { speed.run(stream, 0); }).value();
+      const double chained = chained_us([&](CudaStream stream, int i) { speed.run(stream, i % sets); }, 64).value();
+      const auto between = [&](CudaStream stream, int i) {
+        read_other(stream);
+        speed.run(stream, i % sets);
+      };
+      const double in_step = chained_us(between, 24).value() - reads;
+      std::printf(
+          "SPEED decode_attention %d rows %d tokens %s alone %.1f us, chained %.1f us, between reads %.1f us, chained "
+          "%.0f GB/s %.2f of 4300\n",
+          count, SpeedCase::kContext, format == kF8 ? "f8" : "bf16", alone, chained, in_step,
+          speed.bytes() / chained * 1e-3, speed.bytes() / chained * 1e-3 / 4300);
     }
   }
 }

@@ -1,10 +1,5 @@
-// What the kernels of decode attention share: the line of tiles and its cut into ranges, the copies of tiles, and the
-// sum over the warps of a block.
-//
-// The tiles (16 or 32 keys of one kv head) of every row and head are numbered in one line, cut into as many ranges of
-// equal length as there are blocks. A range may begin and end inside a row's head and may hold several; each piece of
-// a head leaves a partial result. So lengths that differ cost nothing, and a launch fixed by a CUDA graph fits any
-// lengths. The blocks derive the ranges from kv_lens themselves.
+// Parts of the kernels of decode attention, whose story is in device_decode.cu: the line of tiles and its cut into
+// ranges, the copies of tiles, and the sum over the warps of a block.
 #pragma once
 
 #include "ops/attention/device_decode.h"
@@ -13,8 +8,7 @@
 
 namespace vayu::ops {
 
-constexpr int kDecodeHeads = 16;          // rows of a product
-constexpr int kDecodeJoinedBlocks = 132;  // of the joined kernel: one on each SM of an H200
+constexpr int kDecodeHeads = 16;  // rows of a product
 
 struct DecodeParams {
   DeviceBatch batch;
@@ -30,18 +24,13 @@ struct DecodeParams {
   // unit begins a new piece, so no two are the same.
   float* partials;  // (num pieces, kDecodeHeads, head_dim), relative to the piece's maximum
   float2* stats;    // (num pieces, kDecodeHeads): maximum, sum
-  uint32_t* peaks;  // joined: (num_decode_rows, slices, slices), see device_decode_joined.cu
   int32_t blocks, min_tiles, tile_keys;
   int32_t slices, slice_vectors;  // blocks that combine a row, and the vectors of 4 columns of each
-  int32_t ring_bytes;             // joined
-  bool keys_settled, warm;
+  bool keys_settled;
 };
 
-// One launch; `p` is filled but for the shape.
-void launch_decode_joined(CudaStream stream, const DecodeAttentionArgs& args, DecodeParams p);
-
 struct RowPlan {
-  int32_t tile_end, kv_len, kv_begin, token;  // token -1: none
+  int32_t tile_end, kv_len, kv_begin, token;
 };
 
 __device__ __forceinline__ int tiles_of_block(const DecodeParams& p, int total) {
@@ -60,7 +49,7 @@ __device__ __forceinline__ void plan_rows(const DecodeParams& p, RowPlan* rows, 
     // Most steps are rows of one token alone, where row is i: asked for before the answer is there.
     RowPlan plan = {};
     if (i < p.batch.num_rows) plan = {0, p.batch.kv_lens[i], p.batch.kv_indptr[i], p.batch.qo_indptr[i]};
-    if (row < 0) plan = {0, 0, 0, -1};
+    if (row < 0) plan = {};
     if (row >= 0 && row != i) plan = {0, p.batch.kv_lens[row], p.batch.kv_indptr[row], p.batch.qo_indptr[row]};
     int end = (plan.kv_len + kKeys - 1) / kKeys;
 #pragma unroll
@@ -131,18 +120,6 @@ struct Feed {
     }
   }
 };
-
-// Neither cached near the SM nor moved.
-__device__ __forceinline__ float4 load_far(const float4* p) {
-  float4 v;
-  asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "l"(p));
-  return v;
-}
-__device__ __forceinline__ float2 load_far(const float2* p) {
-  float2 v;
-  asm volatile("ld.global.cg.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "l"(p));
-  return v;
-}
 
 template <class Tile>
 __device__ __forceinline__ void start_copy(const DecodeParams& p, uint32_t stage, const Feed<Tile>& feed, int from) {

@@ -11,7 +11,8 @@
 //   warps 0-7   two warpgroups, 64 weight rows each
 //
 // Where the matrix is small, the sums through global memory (two fences and a counter between the last product and the
-// output) are most of what is left once the weights are fetched early; there the other forms are taken.
+// output) are most of what is left once the weights are fetched early; there pairs of blocks are taken
+// (stream_linear_pairs.cu).
 #include "ops/cuda/launch.cuh"
 #include "ops/cuda/num_sms.h"
 #include "ops/cuda/require.h"
@@ -282,15 +283,6 @@ void line_linear(CudaStream stream, const StreamLinearArgs& a) {
   launch_width<1, false>(stream, a, p);
 }
 
-// The matrices of a layer fit the shared memory of all SMs about once; there the line's sums through global memory
-// would be most of the time.
-StreamLinearForm best_form(const StreamLinearArgs& a) {
-  if (owned_linear_fits(a) && a.weight.rows >= num_sms() * 16) return StreamLinearForm::kOwned;
-  if (cluster_linear_fills(a, 4)) return StreamLinearForm::kQuads;
-  if (cluster_linear_fills(a, 2)) return StreamLinearForm::kPairs;
-  return StreamLinearForm::kLine;
-}
-
 }  // namespace
 
 int64_t stream_linear_workspace_bytes() {
@@ -301,16 +293,9 @@ int64_t stream_linear_workspace_bytes() {
 void stream_linear_cuda(CudaStream stream, const StreamLinearArgs& a) {
   VAYU_REQUIRE(stream_linear_fits(a), "shapes of the weight streamer");
   if (a.num_rows == 0) return;
-  switch (a.form == StreamLinearForm::kAuto ? best_form(a) : a.form) {
-    case StreamLinearForm::kOwned:
-      return owned_linear_cuda(stream, a);
-    case StreamLinearForm::kQuads:
-      return cluster_linear_cuda(stream, a, 4);
-    case StreamLinearForm::kPairs:
-      return cluster_linear_cuda(stream, a, 2);
-    default:
-      return line_linear(stream, a);
-  }
+  const bool pairs = a.form == StreamLinearForm::kAuto ? pair_linear_fills(a) : a.form == StreamLinearForm::kPairs;
+  if (pairs) return pair_linear_cuda(stream, a);
+  line_linear(stream, a);
 }
 
 }  // namespace vayu::ops

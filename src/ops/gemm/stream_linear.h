@@ -8,7 +8,7 @@
 namespace vayu::ops {
 
 // How the SMs share the weights (stream_linear_forms.h); kAuto takes what was measured to be fastest.
-enum class StreamLinearForm : uint8_t { kAuto, kLine, kPairs, kQuads, kOwned };
+enum class StreamLinearForm : uint8_t { kAuto, kLine, kPairs };
 
 struct StreamLinearArgs {
   DeviceMatrix weight;  // (rows, cols); BF16, or FP8 with any scale

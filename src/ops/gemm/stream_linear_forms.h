@@ -5,14 +5,10 @@
 
 namespace vayu::ops {
 
-// Whole weight rows a block, read by mma: FP8 with one scale a row, at most 8 rows of x, at most 4096 inputs.
-bool owned_linear_fits(const StreamLinearArgs& args);
-void owned_linear_cuda(CudaStream stream, const StreamLinearArgs& args);
-
-// Clusters of `blocks` (2 or 4) along the depth. Not for scales along the depth. `fills`: all clusters are resident at
-// once and leave few SMs idle.
-bool cluster_linear_fits(const StreamLinearArgs& args);
-bool cluster_linear_fills(const StreamLinearArgs& args, int32_t blocks);
-void cluster_linear_cuda(CudaStream stream, const StreamLinearArgs& args, int32_t blocks);
+// Pairs of blocks, each with half of the depth. Not for scales along the depth. `fills`: all pairs are resident at once
+// and leave few SMs idle.
+bool pair_linear_fits(const StreamLinearArgs& args);
+bool pair_linear_fills(const StreamLinearArgs& args);
+void pair_linear_cuda(CudaStream stream, const StreamLinearArgs& args);
 
 }  // namespace vayu::ops

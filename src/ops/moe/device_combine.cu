@@ -2,7 +2,6 @@
 // experts' rows, 8 of the shared expert's and 8 of residual read, 8 and 4 (FP8) or 8 (BF16) written.
 #include "ops/moe/device_combine.h"
 
-#include "ops/moe/device_combine_stream.cuh"
 #include "ops/norm/add_norm_kernel.cuh"
 
 namespace vayu::ops {
@@ -12,12 +11,7 @@ void combine_add_norm_cuda(CudaStream stream, const CombineAddNormArgs& args) {
   VAYU_REQUIRE(args.expert_out && args.pair_position && args.weights && args.top_k > 0 && args.top_k <= kMaxTopK,
                "null pointer or top_k");
   VAYU_REQUIRE(args.norm.weight || !args.norm.row_ids, "rows picked for nothing");
-  const ExpertRows experts{args.expert_out, args.pair_position, args.weights, args.top_k};
-  if (args.form == CombineForm::kStreamed && combine_streams(args.norm, args.top_k)) {
-    launch_combine_stream(stream, args.norm, experts);
-  } else {
-    launch_add_norm<true>(stream, args.norm, experts);
-  }
+  launch_add_norm<true>(stream, args.norm, ExpertRows{args.expert_out, args.pair_position, args.weights, args.top_k});
 }
 
 }  // namespace vayu::ops

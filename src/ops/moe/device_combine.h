@@ -7,15 +7,12 @@
 
 namespace vayu::ops {
 
-enum class CombineForm : uint8_t { kBlockARow, kStreamed };  // streamed: for many tokens, where it fits
-
 struct CombineAddNormArgs {
   const Bf16* expert_out = nullptr;        // (num_tokens * top_k, hidden), sorted by expert
   const int32_t* pair_position = nullptr;  // (num_tokens, top_k) row of expert_out; negative: the pair adds nothing
   const float* weights = nullptr;          // (num_tokens, top_k)
   int32_t top_k = 0;
   AddNormArgs norm;  // delta: output of the shared expert, or null. weight null: no norm, y and y_bf16 not written
-  CombineForm form = CombineForm::kBlockARow;
 };
 
 void combine_add_norm_ref(const CombineAddNormArgs& args);  // host pointers

@@ -70,13 +70,13 @@ double joined_router_weight(const void* split, int64_t hidden, int32_t num_exper
   return (double{half_value(parts[0])} + half_value(parts[1])) * scale;
 }
 
-// Behind 256 bytes of counters: partial logits of the small kernel, 16 of each for 128 tokens (zeros between launches,
-// whatever their number was), then a bit mask for every expert and (at the finest) 8 tokens of the large one.
+// Behind 256 bytes of counters: partial logits of the small kernel, at most 2 Ki / 16 blocks of them for 128 tokens, or
+// a bit mask for every expert and (at the finest) 8 tokens of the large one.
 int64_t device_route_scratch_bytes(const RouterShape& shape, int64_t max_tokens) {
   const int64_t padded = padded_experts(shape.num_experts);
-  const int64_t partials = int64_t{128} * 16 * padded * 4;
+  const int64_t partials = std::min<int64_t>(max_tokens, 128) * 16 * padded * 4;
   const int64_t masks = (max_tokens + 127) / 128 * 16 * padded * 4;
-  return 256 + partials + masks;
+  return 256 + std::max(partials, masks);
 }
 
 }  // namespace vayu::ops

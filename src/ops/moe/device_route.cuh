@@ -16,7 +16,6 @@ namespace vayu::ops {
 
 constexpr int kRouteThreads = 256;  // that choose and place; 8 warps
 constexpr int kRouteSmallTokens = 128;
-constexpr int kRoutePartials = 16;  // of a logit, at most
 constexpr uint32_t kAllLanes = 0xffffffffu;
 
 // Counters in front of the scratch, zero between launches except the generation.
@@ -26,11 +25,6 @@ struct RouteCounters {
   uint32_t partials_in;  // blocks of the small kernel whose partial logits are stored
 };
 constexpr int64_t kRouteCounterBytes = 256;
-
-// Behind the counters the partial logits of the small kernel, then the masks of the large one.
-__host__ __device__ constexpr int64_t route_masks_offset(int padded) {
-  return kRouteCounterBytes + int64_t{kRouteSmallTokens} * kRoutePartials * padded * 4;
-}
 
 void launch_route_small(CudaStream stream, const DeviceRouteArgs& args);
 void launch_route_large(CudaStream stream, const DeviceRouteArgs& args);
@@ -304,11 +298,11 @@ __device__ __forceinline__ bool all_finite(const float (&v)[kPerLane], int num_e
 }
 
 // Chooses for one token and stores its ids and weights. v: its logits; row: padded_experts floats of this warp.
-// Returns, in lane j < top_k, the j-th expert, or -1 where the token is padding. A dry call stores nothing.
+// Returns, in lane j < top_k, the j-th expert, or -1 where the token is padding.
 template <int kPerLane>
 __device__ __forceinline__ int32_t route_token(const DeviceRouteArgs& args, int token, bool is_padding,
                                                float (&v)[kPerLane], const float (&bias)[kPerLane], float* row,
-                                               int lane, bool live = true) {
+                                               int lane) {
   const RouterShape& shape = args.shape;
   Chosen mine = {-1, 0.0f};
   if (!is_padding) {
@@ -323,7 +317,7 @@ __device__ __forceinline__ int32_t route_token(const DeviceRouteArgs& args, int 
     }
     mine = finite ? choose(shape, v, bias, row, lane) : Chosen{lane, NAN};
   }
-  if (live && lane < shape.top_k) {
+  if (lane < shape.top_k) {
     const int64_t pair = int64_t{token} * shape.top_k + lane;
     args.expert_ids[pair] = mine.id;
     args.expert_weights[pair] = mine.weight;

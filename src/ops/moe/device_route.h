@@ -23,10 +23,6 @@ constexpr int32_t kRouteMaxGroups = 32;
 constexpr int32_t kRouteMaxTokens = 65536;
 constexpr int32_t kRouteChunk = 64;  // elements of a row in one tile of the weights
 
-// Up to 128 tokens: how partial logits reach those who choose. Behind a counter, or as words that say themselves
-// whether they are there; warm: the code of the choice is fetched ahead.
-enum class RouteForm : uint8_t { kCounted, kWords, kWordsWarm };
-
 struct DeviceRouteArgs {
   RouterShape shape;             // hidden a multiple of 64; at most 256 experts, 16 chosen, 32 groups
   const Bf16* x = nullptr;       // (num_tokens, hidden), 16-byte aligned
@@ -43,7 +39,6 @@ struct DeviceRouteArgs {
       nullptr;  // (num_tokens * top_k): token of each row, by expert, then token; 0 behind the last
   int32_t* pair_position = nullptr;  // (num_tokens, top_k): the row of token t's j-th expert
   void* scratch = nullptr;           // device_route_scratch_bytes, 128-byte aligned, zeroed once when it is allocated
-  RouteForm form = RouteForm::kCounted;  // one for all launches on a scratch
 };
 
 // The weights as the kernels read them: tiles of 64 columns of all experts (their number padded to 128 or 256), first

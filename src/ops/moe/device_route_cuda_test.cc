@@ -34,11 +34,6 @@ struct Inputs {
   void round_rows() { rows = as_floats(as_bf16(rows)); }
 };
 
-constexpr RouteForm kForms[] = {RouteForm::kCounted, RouteForm::kWords, RouteForm::kWordsWarm};
-const char* form_name(RouteForm form) {
-  return form == RouteForm::kCounted ? "counted" : form == RouteForm::kWords ? "words" : "words, warm";
-}
-
 struct Outputs {
   std::vector<int32_t> ids, indptr, sorted, position;
   std::vector<float> weights;
@@ -47,7 +42,7 @@ struct Outputs {
 // The inputs on the device, and every output, poisoned before a run.
 class OnDevice {
  public:
-  OnDevice(const Inputs& in, int32_t valid, RouteForm form = RouteForm::kCounted)
+  OnDevice(const Inputs& in, int32_t valid)
       : x_(as_bf16(in.rows)),
         weight_(split(in)),
         bias_(in.bias.empty() ? std::vector<float>(1) : in.bias),
@@ -70,7 +65,6 @@ class OnDevice {
     args_.sorted_tokens = sorted_.get();
     args_.pair_position = position_.get();
     args_.scratch = scratch_.data();
-    args_.form = form;
   }
   const DeviceRouteArgs& args() const { return args_; }
   // Of the first `tokens`, or all.
@@ -84,7 +78,6 @@ class OnDevice {
     weights_.poison();
     device_route_cuda(nullptr, args);
     EXPECT_TRUE(last_launch("device_route").ok());
-    if (args.form != RouteForm::kCounted) expect_empty_places();
     Outputs out;
     out.ids = ids_.host();
     out.indptr = indptr_.host();
@@ -95,14 +88,6 @@ class OnDevice {
   }
 
  private:
-  // The places of partial logits, behind 256 bytes of counters, are zeros between launches.
-  void expect_empty_places() const {
-    std::vector<uint32_t> places(int64_t{128} * 16 * padded_experts(args_.shape.num_experts));
-    const auto bytes = static_cast<int64_t>(places.size() * sizeof(uint32_t));
-    EXPECT_TRUE(copy_to_host(places.data(), scratch_.data() + 256, bytes, nullptr).ok());
-    EXPECT_TRUE(synchronize(nullptr).ok());
-    EXPECT_EQ(std::count(places.begin(), places.end(), 0u), static_cast<int64_t>(places.size()));
-  }
   static std::vector<uint8_t> split(const Inputs& in) {
     std::vector<uint8_t> bytes(router_weight_bytes(in.shape.hidden, in.shape.num_experts));
     split_router_weight(in.weight.data(), in.shape.hidden, in.shape.num_experts, bytes.data());
@@ -232,13 +217,12 @@ void expect_same_bytes(const std::vector<T>& a, const std::vector<T>& b) {
 }
 
 // valid < 0: no count on the device. `first`: tokens that are always checked.
-Outputs check_form(TestRandom& random, const Inputs& in, RouteForm form, int32_t valid,
-                   const std::vector<int32_t>& first) {
+Outputs check(TestRandom& random, const Inputs& in, int32_t valid = -1, const std::vector<int32_t>& first = {}) {
   const RouterShape& s = in.shape;
   SCOPED_TRACE("tokens " + std::to_string(in.tokens) + " of " + std::to_string(valid) + ", experts " +
                std::to_string(s.num_experts) + ", top " + std::to_string(s.top_k) + ", hidden " +
-               std::to_string(s.hidden) + ", " + form_name(form));
-  OnDevice device(in, valid, form);
+               std::to_string(s.hidden));
+  OnDevice device(in, valid);
   const Outputs out = device.run();
   const Outputs again = device.run();
   expect_same_bytes(out.ids, again.ids);
@@ -265,15 +249,6 @@ Outputs check_form(TestRandom& random, const Inputs& in, RouteForm form, int32_t
     if (testing::Test::HasFatalFailure()) return out;
   }
   EXPECT_LE(near_ties, 2 + static_cast<int>(tokens.size()) / 10);
-  return out;
-}
-
-// In all forms, which differ up to 128 tokens.
-Outputs check(TestRandom& random, const Inputs& in, int32_t valid = -1, const std::vector<int32_t>& first = {}) {
-  Outputs out = check_form(random, in, RouteForm::kCounted, valid, first);
-  for (const RouteForm form : kForms) {
-    if (form != RouteForm::kCounted && in.tokens <= 128) out = check_form(random, in, form, valid, first);
-  }
   return out;
 }
 
@@ -415,18 +390,16 @@ TEST(DeviceRouteCuda, ManyAndFewTokensShareAScratch) {
   VAYU_NEEDS_DEVICE();
   TestRandom random;
   const Inputs in(random, {.hidden = 640, .num_experts = 128, .top_k = 6}, 1500, true);
-  for (const RouteForm form : kForms) {
-    OnDevice device(in, -1, form);
-    const int32_t counts[] = {40, 1500, 3, 300, 128};
-    std::vector<Outputs> once;
-    for (const int32_t tokens : counts) once.push_back(device.run(tokens));
-    for (size_t i = 0; i < once.size(); ++i) {
-      const Outputs again = device.run(counts[i]);
-      expect_same_bytes(once[i].ids, again.ids);
-      expect_same_bytes(once[i].weights, again.weights);
-      expect_same_bytes(once[i].indptr, again.indptr);
-      expect_same_bytes(once[i].sorted, again.sorted);
-    }
+  OnDevice device(in, -1);
+  const int32_t counts[] = {40, 1500, 3, 300, 128};
+  std::vector<Outputs> once;
+  for (const int32_t tokens : counts) once.push_back(device.run(tokens));
+  for (size_t i = 0; i < once.size(); ++i) {
+    const Outputs again = device.run(counts[i]);
+    expect_same_bytes(once[i].ids, again.ids);
+    expect_same_bytes(once[i].weights, again.weights);
+    expect_same_bytes(once[i].indptr, again.indptr);
+    expect_same_bytes(once[i].sorted, again.sorted);
   }
 }
 
@@ -439,25 +412,21 @@ TEST(DeviceRouteCuda, Speed) {
   const double reads = chained_us(read_other, 16).value();
   for (const int32_t tokens : {1, 8, 32, 64, 128, 256, 1024, 3584, 8192}) {
     const Inputs in(random, sarvam(), tokens, true);
-    for (const RouteForm form : kForms) {
-      if (form != RouteForm::kCounted && tokens > 128) continue;
-      OnDevice device(in, -1, form);
-      const double us = median_us([&](CudaStream stream) { device_route_cuda(stream, device.args()); }).value();
-      const double chained =
-          chained_us([&](CudaStream stream, int) { device_route_cuda(stream, device.args()); }, 16).value();
-      const auto between = [&](CudaStream stream, int) {
-        read_memory_cuda(stream, other.get(), other.bytes());
-        device_route_cuda(stream, device.args());
-      };
-      const double in_step = chained_us(between, 16).value() - reads;
-      const double bytes = 2.0 * 128 * 4096 * 2 + 2.0 * tokens * 4096;
-      const double flops = 2.0 * 2 * 128 * 4096 * tokens;
-      const double floor_us = std::max(bytes / 4.25e6, flops / 800e6);
-      std::printf(
-          "SPEED device_route %s, tokens %d: %.1f us (in a chain %.1f, between reads %.1f) %.0f GB/s %.0f TFLOP/s "
-          "%.3f\n",
-          form_name(form), tokens, us, chained, in_step, bytes / us * 1e-3, flops / us * 1e-6, floor_us / us);
-    }
+    OnDevice device(in, -1);
+    const double us = median_us([&](CudaStream stream) { device_route_cuda(stream, device.args()); }).value();
+    const double chained =
+        chained_us([&](CudaStream stream, int) { device_route_cuda(stream, device.args()); }, 16).value();
+    const auto between = [&](CudaStream stream, int) {
+      read_memory_cuda(stream, other.get(), other.bytes());
+      device_route_cuda(stream, device.args());
+    };
+    const double in_step = chained_us(between, 16).value() - reads;
+    const double bytes = 2.0 * 128 * 4096 * 2 + 2.0 * tokens * 4096;
+    const double flops = 2.0 * 2 * 128 * 4096 * tokens;
+    const double floor_us = std::max(bytes / 4.25e6, flops / 800e6);
+    std::printf(
+        "SPEED device_route tokens %d: %.1f us (in a chain %.1f, between reads %.1f) %.0f GB/s %.0f TFLOP/s %.3f\n",
+        tokens, us, chained, in_step, bytes / us * 1e-3, flops / us * 1e-6, floor_us / us);
   }
 }
 

@@ -302,7 +302,7 @@ __global__ void __launch_bounds__(kRouteThreads, 1)
   const int ahead = min(columns.count, T::kStages);
   const Pipeline<kExperts> pipe = {dynamic + (1024 - shared_address(dynamic) % 1024) % 1024, full, empty};
   auto* partials = reinterpret_cast<float*>(pipe.stages + T::kStages * T::kStageBytes);
-  auto* masks = reinterpret_cast<uint32_t*>(static_cast<uint8_t*>(args.scratch) + route_masks_offset(kExperts));
+  auto* masks = reinterpret_cast<uint32_t*>(static_cast<uint8_t*>(args.scratch) + kRouteCounterBytes);
 
   if (threadIdx.x == 0) {
     for (int i = 0; i < T::kStages; ++i) {

@@ -20,7 +20,7 @@ namespace {
 
 constexpr int kSliceExperts = 16;
 constexpr int kSliceBytes = kSliceExperts * 128;  // of one tile
-constexpr int kMaxSplits = kRoutePartials;
+constexpr int kMaxSplits = 16;
 constexpr int kGridTarget = 128;  // of 132 SMs
 constexpr int kChoosers = 8;      // blocks of the first cluster
 constexpr int kWarps = kRouteThreads / 32;
@@ -128,29 +128,7 @@ __device__ __forceinline__ void multiply_share(uint32_t weights, uint32_t x, int
   }
 }
 
-// --- partial logits as words that say whether they are there: the complement of a float's bits, never 0; 0 is an empty
-// place. So no fence, no counter and no second trip to the second-level cache stand between store and use. The reader
-// puts the 0 back.
-__device__ __forceinline__ uint32_t to_word(float v) { return max(~__float_as_uint(v), 1u); }  // NaN stays NaN
-__device__ __forceinline__ float from_word(uint32_t word) { return __uint_as_float(~word); }
-__device__ __forceinline__ void store_word(void* p, uint32_t v) {
-  asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
-}
-__device__ __forceinline__ void clear_words4(void* p) {
-  asm volatile("st.relaxed.gpu.global.v4.u32 [%0], {%1, %1, %1, %1};" ::"l"(p), "r"(0) : "memory");
-}
-__device__ __forceinline__ uint4 load_words4(const void* p) {
-  uint4 v;
-  asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-               : "l"(p)
-               : "memory");
-  return v;
-}
-__device__ __forceinline__ bool there(uint4 v) { return v.x != 0 && v.y != 0 && v.z != 0 && v.w != 0; }
-
 // partials: (splits, num_tokens, padded). products: (8 warps, 16, 16), warp = group * row_tiles + row tile.
-template <bool kWords>
 __device__ __forceinline__ void store_partials(const DeviceRouteArgs& args, const SmallPlan& plan, const Share& share,
                                                int padded, const float* products, float scale, float* partials) {
   for (int i = threadIdx.x; i < plan.row_tiles * 256; i += kRouteThreads) {
@@ -158,13 +136,8 @@ __device__ __forceinline__ void store_partials(const DeviceRouteArgs& args, cons
     for (int part = i; part < kWarps * 256; part += plan.row_tiles * 256) sum += products[part];
     const int64_t token = i / 16;
     if (token >= args.num_tokens) continue;
-    float* to =
-        partials + (share.split * int64_t{args.num_tokens} + token) * padded + share.slice * kSliceExperts + i % 16;
-    if constexpr (kWords) {
-      store_word(to, to_word(sum * scale));
-    } else {
-      *to = sum * scale;
-    }
+    partials[(share.split * int64_t{args.num_tokens} + token) * padded + share.slice * kSliceExperts + i % 16] =
+        sum * scale;
   }
 }
 
@@ -197,72 +170,6 @@ __device__ __forceinline__ void add_partials(const SmallPlan& plan, const float*
         v[4 * i + 2] += part[s][i].z;
         v[4 * i + 3] += part[s][i].w;
       }
-    }
-  }
-}
-
-// The same of words: asked for until all have come. Experts of no slice have none, and logit 0. A dry call asks
-// nothing.
-template <int kPerLane>
-__device__ __forceinline__ void await_partials(const SmallPlan& plan, const float* partials, int num_tokens, int token,
-                                               int lane, bool live, float (&v)[kPerLane]) {
-  constexpr int kBatch = 64 / kPerLane, kVectors = kPerLane / 4;
-#pragma unroll
-  for (int i = 0; i < kPerLane; ++i) v[i] = 0;
-#pragma unroll 1
-  for (int first = 0; first < plan.splits; first += kBatch) {
-    uint4 part[kBatch][kVectors];
-#pragma unroll
-    for (int s = 0; s < kBatch; ++s) {
-#pragma unroll
-      for (int i = 0; i < kVectors; ++i) {
-        const bool exists = first + s < plan.splits && lane_expert(lane, 4 * i) < plan.slices * kSliceExperts;
-        part[s][i] = live && exists ? make_uint4(0, 0, 0, 0) : make_uint4(~0u, ~0u, ~0u, ~0u);
-      }
-    }
-    bool waits;
-    int patience = 1 << 23;  // a word that never comes is an error of this file: a fault in place of a hang
-    do {
-      if (--patience == 0) __trap();
-#pragma unroll
-      for (int s = 0; s < kBatch; ++s) {
-        const float* row = partials + ((first + s) * int64_t{num_tokens} + token) * (32 * kPerLane);
-#pragma unroll
-        for (int i = 0; i < kVectors; ++i) {
-          if (!there(part[s][i])) part[s][i] = load_words4(row + lane_expert(lane, 4 * i));
-        }
-      }
-      waits = false;
-#pragma unroll
-      for (int s = 0; s < kBatch; ++s) {
-#pragma unroll
-        for (int i = 0; i < kVectors; ++i) waits = waits || !there(part[s][i]);
-      }
-    } while (waits);
-#pragma unroll
-    for (int s = 0; s < kBatch; ++s) {
-#pragma unroll
-      for (int i = 0; i < kVectors; ++i) {
-        v[4 * i] += from_word(part[s][i].x);
-        v[4 * i + 1] += from_word(part[s][i].y);
-        v[4 * i + 2] += from_word(part[s][i].z);
-        v[4 * i + 3] += from_word(part[s][i].w);
-      }
-    }
-    __syncwarp();
-  }
-}
-
-template <int kPerLane>
-__device__ __forceinline__ void clear_partials(const SmallPlan& plan, float* partials, int num_tokens, int token,
-                                               int lane) {
-#pragma unroll 1
-  for (int s = 0; s < plan.splits; ++s) {
-    float* row = partials + (s * int64_t{num_tokens} + token) * (32 * kPerLane);
-#pragma unroll
-    for (int i = 0; i < kPerLane / 4; ++i) {
-      const int expert = lane_expert(lane, 4 * i);
-      if (expert < plan.slices * kSliceExperts) clear_words4(row + expert);
     }
   }
 }
@@ -307,7 +214,7 @@ __device__ __forceinline__ void place_small(const DeviceRouteArgs& args, const i
   }
 }
 
-template <int kPerLane, bool kWords>
+template <int kPerLane>
 __global__ void __launch_bounds__(kRouteThreads, 1)
     route_small_kernel(const __grid_constant__ DeviceRouteArgs args, const SmallPlan plan) {
   extern __shared__ uint8_t dynamic[];
@@ -328,7 +235,6 @@ __global__ void __launch_bounds__(kRouteThreads, 1)
   const bool chooses = blockIdx.x == 0 || (blockIdx.x < kChoosers && static_cast<int>(blockIdx.x) < args.num_tokens);
   const int top_k = args.shape.top_k;
 
-  if (kWords) let_next_start();
   if (threadIdx.x == 0) {
     barrier_init(&loaded, 1);
     barrier_init(&ids_in, 1);
@@ -336,8 +242,6 @@ __global__ void __launch_bounds__(kRouteThreads, 1)
     fetch_weights(args, share, kPadded, weights, &loaded);
     if (blockIdx.x == 0) barrier_arrive_expect(&ids_in, args.num_tokens * top_k * sizeof(int32_t));
   }
-  __syncwarp();
-  if (kWords) cluster_arrive();  // the barrier of the ids is there
   const auto* scales = reinterpret_cast<const float*>(static_cast<const uint8_t*>(args.weight) +
                                                       int64_t{plan.chunks} * 2 * kPadded * 128);
   const float scale = scales[share.slice * kSliceExperts + threadIdx.x % 16];
@@ -345,56 +249,36 @@ __global__ void __launch_bounds__(kRouteThreads, 1)
   if (chooses) load_per_expert(bias, args.bias, args.shape.num_experts, lane);
   for (int i = threadIdx.x; i < kRouteMaxExperts * kMaskWords; i += kRouteThreads) masks[i] = 0;
 
-    // A dry turn of the choice while the kernel ahead runs: between two layers other kernels have streamed through all
-    // caches, and every line of code is fetched again.
-#pragma unroll 1
-  for (int turn = chooses && args.form == RouteForm::kWordsWarm ? 0 : 1; turn < 2; ++turn) {
-    const bool live = turn == 1;
-    int valid = args.num_tokens;
-    if (live) {
-      wait_for_inputs();
-      if (!kWords) let_next_start();
-      fetch_rows(args, share, plan.row_bits, x);
-      if (chooses) valid = valid_tokens(args);
-      copy_async_wait<0>();
-      __syncthreads();
-      barrier_wait(&loaded, 0);
-      multiply_share(shared_address(weights), x, rows, warp % plan.row_tiles * 16, warp / plan.row_tiles,
-                     share.chunks * 4, kWarps / plan.row_tiles, exchange + warp * 256);
-      __syncthreads();
-      if (share.split < plan.splits) {
-        store_partials<kWords>(args, plan, share, kPadded, exchange, scale, partials);
-      }
-      __syncthreads();
-      if (!kWords && threadIdx.x == 0) add_release(&counters->partials_in, 1);
-      if (kWords) cluster_wait();
-      if (!chooses) return;
-      if (!kWords) {
-        if (threadIdx.x == 0) {
-          while (load_acquire(&counters->partials_in) != gridDim.x) {
-          }
-        }
-        __syncthreads();
-      }
+  wait_for_inputs();
+  let_next_start();
+  fetch_rows(args, share, plan.row_bits, x);
+  const int valid = chooses ? valid_tokens(args) : 0;
+  copy_async_wait<0>();
+  __syncthreads();
+  barrier_wait(&loaded, 0);
+  multiply_share(shared_address(weights), x, rows, warp % plan.row_tiles * 16, warp / plan.row_tiles, share.chunks * 4,
+                 kWarps / plan.row_tiles, exchange + warp * 256);
+  __syncthreads();
+  if (share.split < plan.splits) store_partials(args, plan, share, kPadded, exchange, scale, partials);
+  __syncthreads();
+  if (threadIdx.x == 0) add_release(&counters->partials_in, 1);
+  if (!chooses) return;
+
+  if (threadIdx.x == 0) {
+    while (load_acquire(&counters->partials_in) != gridDim.x) {
     }
-#pragma unroll 1
-    for (int token = blockIdx.x + kChoosers * warp; token < args.num_tokens; token += kChoosers * kWarps) {
-      float v[kPerLane];
-      if constexpr (kWords) {
-        await_partials(plan, partials, args.num_tokens, token, lane, live, v);
-      } else {
-        add_partials(plan, partials, args.num_tokens, token, lane, v);
-      }
-      const int32_t id = route_token(args, token, token >= valid, v, bias, exchange + warp * 256, lane, live);
-      if (!live) break;
-      if (lane < top_k) store_remote(remote_address(ids + token * top_k + lane, 0), id, remote_address(&ids_in, 0));
-      if constexpr (kWords) clear_partials<kPerLane>(plan, partials, args.num_tokens, token, lane);
-    }
+  }
+  __syncthreads();
+  for (int token = blockIdx.x + kChoosers * warp; token < args.num_tokens; token += kChoosers * kWarps) {
+    float v[kPerLane];
+    add_partials(plan, partials, args.num_tokens, token, lane, v);
+    const int32_t id = route_token(args, token, token >= valid, v, bias, exchange + warp * 256, lane);
+    if (lane < top_k) store_remote(remote_address(ids + token * top_k + lane, 0), id, remote_address(&ids_in, 0));
   }
   if (blockIdx.x != 0) return;
   barrier_wait(&ids_in, 0);
   __syncthreads();
-  if (!kWords && threadIdx.x == 0) counters->partials_in = 0;  // all that wait for it have seen it full: they sent ids
+  if (threadIdx.x == 0) counters->partials_in = 0;  // all that wait for it have seen it full: they sent ids
   place_small(args, ids, masks, starts, warp_totals);
 }
 
@@ -412,9 +296,7 @@ void launch_route_small(CudaStream stream, const DeviceRouteArgs& args) {
   shape.block = dim3(kRouteThreads);
   shape.shared_bytes = static_cast<size_t>(dynamic_bytes(plan));
   shape.cluster = kChoosers;
-  const bool few = padded_experts(args.shape.num_experts) == 128;
-  auto* kernel = args.form == RouteForm::kCounted ? (few ? route_small_kernel<4, false> : route_small_kernel<8, false>)
-                                                  : (few ? route_small_kernel<4, true> : route_small_kernel<8, true>);
+  auto* kernel = padded_experts(args.shape.num_experts) == 128 ? route_small_kernel<4> : route_small_kernel<8>;
   launch_overlapped(kernel, shape, stream, args, plan);
 }
 

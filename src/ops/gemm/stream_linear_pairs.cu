@@ -2,19 +2,20 @@
 // the arrival of x to the end, since the weights are fetched while the kernel before still runs.
 //
 // x is the M side of wgmma (64 rows, whatever is there), the weights are the N side, because N goes in steps of 8: a
-// cluster takes 128 or 144 (four blocks) or 64 or 80 (two) whole weight rows, so that 4608 and 4096 rows are one tile
-// for each of 32 clusters of four. The blocks of a cluster share the depth: a block reads a quarter of x, 64 KB of 64
-// rows, and no sum leaves the cluster.
-//   warps 0-3   one warpgroup multiplies: 16 steps of 32 bytes are under way at a time, nothing waits but for data
-//   warp 4      feeds the ring: 110 to 144 KB of weights before wait_for_inputs(), all of them at up to 32 rows of FP8
+// pair of blocks takes 64 or 80 whole weight rows, so that 4096 rows are one tile for each of 64 pairs and 4608 one for
+// each of 58. The two blocks (a cluster) share the depth: each reads half of x, 128 KB of 64 rows, and no sum leaves
+// the pair.
+//   warps 0-3   one warpgroup multiplies: two steps of 128 bytes are under way at a time, nothing waits but for data
+//   warp 4      feeds the ring: 100 to 164 KB of weights before wait_for_inputs(), all of them at 8 rows of FP8
 //   warps 5-7   scales
-// then every thread of the warpgroup pushes its sums to the blocks that add them up (a quarter of the columns each);
-// stores that complete on the receiver's barrier need no fence, which a barrier of the cluster has (MEMBAR.ALL.GPU),
-// and whoever has received everything may leave. They are added in the order of the depth.
+// then every thread of the warpgroup pushes its sums to the blocks that add them up (half of the columns each); stores
+// that complete on the receiver's barrier need no fence, which a barrier of the cluster has (MEMBAR.ALL.GPU), and
+// whoever has received everything may leave. They are added in the order of the depth.
 //
-// M = 64 costs 69 cycles of the tensor cores for 144 weight rows and 32 bytes: 2,200 cycles for a quarter of 4096,
-// however few rows there are; reading the operands takes shared memory 52 of those 69.
-// Registers: N / 2 sums a thread; 112 in all leave half of the register file to the norm that runs before.
+// M = 64 costs 38 cycles of the tensor cores for 80 weight rows and 32 bytes: 2,450 cycles for half of 4096, however
+// few rows there are; reading the operands takes shared memory 36 of those 38. Four blocks that share the depth of 144
+// rows have 2,200 of them and were slower all the same, by 1 to 6 us.
+// Registers: N / 2 sums a thread; two blocks an SM leave half of the register file to the norm that runs before.
 #include <algorithm>
 
 #include "ops/cuda/launch.cuh"
@@ -43,22 +44,13 @@ struct Params {
   int32_t out_rows, num_rows, depth_blocks;
   int32_t stages;
   int32_t row_bytes;       // of x in a stage: 128 times the rows of a box
-  int32_t received_bytes;  // in front of the ring: (block of the cluster, row of x, kPitch) floats
+  int32_t received_bytes;  // in front of the ring: (block of the pair, row of x, kPitch) floats
   int32_t in_vectors;      // four outputs are stored at once
 };
 
+// Either block adds up half of the columns of a tile: 32 or 40.
 template <int kN>
-constexpr int kBlocksOf = kN >= 128 ? 4 : 2;  // of a cluster
-// Columns of a tile that a block of the cluster adds up: groups of 8 are dealt, 18 of them as 5, 4, 5, 4.
-struct Columns {
-  int first, count;
-};
-template <int kN>
-__device__ __forceinline__ constexpr Columns columns_of(int rank) {
-  constexpr int kGroups = kN / 8, kCluster = kBlocksOf<kN>;
-  const int first = (rank * kGroups + kCluster - 1) / kCluster;
-  return {first * 8, ((rank + 1) * kGroups + kCluster - 1) / kCluster * 8 - first * 8};
-}
+constexpr int kColumns = kN / 2;
 constexpr int kPitch = 40;  // floats of a received row; 8 modulo 32, so that fragments meet no bank twice
 
 template <int kN>
@@ -143,7 +135,7 @@ __device__ __forceinline__ void multiply_part(const Params& p, Shared<kN>& s, co
   wgmma_pin(sum);
 }
 
-// Two floats to another block of the cluster, counted by its barrier there.
+// Two floats to a block of the pair, counted by its barrier there.
 __device__ __forceinline__ void push2(uint32_t address, float a, float b, uint32_t barrier) {
   asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];" ::"r"(address),
                "f"(a), "f"(b), "r"(barrier)
@@ -153,14 +145,9 @@ __device__ __forceinline__ void push2(uint32_t address, float a, float b, uint32
 template <int kN>
 __device__ __forceinline__ void push_parts(const Params& p, Shared<kN>& s, const float* received, int rank,
                                            const float (&sum)[kN / 2]) {
-  constexpr int kCluster = kBlocksOf<kN>;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  uint32_t to[kCluster], barriers[kCluster];
-#pragma unroll
-  for (int r = 0; r < kCluster; ++r) {
-    to[r] = remote_address(received, r);
-    barriers[r] = remote_address(&s.received, r);
-  }
+  const uint32_t to[2] = {remote_address(received, 0), remote_address(received, 1)};
+  const uint32_t barriers[2] = {remote_address(&s.received, 0), remote_address(&s.received, 1)};
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int row = 16 * warp + lane / 4 + 8 * half;
@@ -168,9 +155,9 @@ __device__ __forceinline__ void push_parts(const Params& p, Shared<kN>& s, const
     const uint32_t place = ((rank * p.num_rows + row) * kPitch + 2 * (lane % 4)) * 4;
 #pragma unroll
     for (int j = 0; j < kN / 8; ++j) {
-      const int owner = j * kCluster / (kN / 8);
-      push2(to[owner] + place + (8 * j - columns_of<kN>(owner).first) * 4, sum[4 * j + 2 * half],
-            sum[4 * j + 2 * half + 1], barriers[owner]);
+      const int owner = 8 * j / kColumns<kN>;
+      push2(to[owner] + place + (8 * j - owner * kColumns<kN>)*4, sum[4 * j + 2 * half], sum[4 * j + 2 * half + 1],
+            barriers[owner]);
     }
   }
 }
@@ -198,29 +185,22 @@ __device__ __forceinline__ void store4(const Params& p, int row, int out, const 
   }
 }
 
-// This block's columns of the tile, from the parts of all blocks of the cluster.
+// This block's columns of the tile, from the parts of both.
 template <int kN>
 __device__ __forceinline__ void add_parts(const Params& p, const Shared<kN>& s, const float* received, int tile,
-                                          const Columns& mine) {
-  constexpr int kCluster = kBlocksOf<kN>;
+                                          int rank) {
 #pragma unroll 1
   for (int i = threadIdx.x; i < p.num_rows * kPitch / 4; i += kThreads) {
     const int row = i / (kPitch / 4), column = i % (kPitch / 4) * 4;
-    if (column >= mine.count) continue;
-    float4 v[kCluster];
-#pragma unroll
-    for (int r = 0; r < kCluster; ++r) {
-      v[r] = *reinterpret_cast<const float4*>(received + (r * p.num_rows + row) * kPitch + column);
-    }
-#pragma unroll
-    for (int r = 1; r < kCluster; ++r) {
-      v[0] = make_float4(v[0].x + v[r].x, v[0].y + v[r].y, v[0].z + v[r].z, v[0].w + v[r].w);
-    }
-    const float4 scale = *reinterpret_cast<const float4*>(&s.out_scales[mine.first + column]);
+    if (column >= kColumns<kN>) continue;
+    const float4 a = *reinterpret_cast<const float4*>(received + row * kPitch + column);
+    const float4 b = *reinterpret_cast<const float4*>(received + (p.num_rows + row) * kPitch + column);
+    const int out = rank * kColumns<kN> + column;
+    const float4 scale = *reinterpret_cast<const float4*>(&s.out_scales[out]);
     const float of_row = s.row_scales[row];
-    store4(p, row, tile * kN + mine.first + column,
-           make_float4(v[0].x * scale.x * of_row, v[0].y * scale.y * of_row, v[0].z * scale.z * of_row,
-                       v[0].w * scale.w * of_row));
+    store4(p, row, tile * kN + out,
+           make_float4((a.x + b.x) * scale.x * of_row, (a.y + b.y) * scale.y * of_row, (a.z + b.z) * scale.z * of_row,
+                       (a.w + b.w) * scale.w * of_row));
   }
 }
 
@@ -231,15 +211,13 @@ __device__ __forceinline__ void arrive_in_cluster() {
 
 template <int kElementBytes, int kN>
 __global__ void __launch_bounds__(kThreads, 2)
-    cluster_linear_kernel(const __grid_constant__ CUtensorMap weights, const __grid_constant__ CUtensorMap x,
-                          const Params p) {
+    pair_linear_kernel(const __grid_constant__ CUtensorMap weights, const __grid_constant__ CUtensorMap x,
+                       const Params p) {
   extern __shared__ uint8_t raw[];
   __shared__ Shared<kN> s;
-  constexpr int kCluster = kBlocksOf<kN>;
   uint8_t* const memory = raw + (1024 - shared_address(raw) % 1024) % 1024;
-  const int rank = static_cast<int>(cluster_rank()), tile = static_cast<int>(blockIdx.x) / kCluster;
-  const int begin = rank * p.depth_blocks / kCluster, end = (rank + 1) * p.depth_blocks / kCluster;
-  const Columns mine = columns_of<kN>(rank);
+  const int rank = static_cast<int>(cluster_rank()), tile = static_cast<int>(blockIdx.x) / 2;
+  const int begin = rank * p.depth_blocks / 2, end = (rank + 1) * p.depth_blocks / 2;
   const auto* received = reinterpret_cast<const float*>(memory);
   uint8_t* const ring = memory + p.received_bytes;
   if (threadIdx.x == kFeeder) {
@@ -250,10 +228,10 @@ __global__ void __launch_bounds__(kThreads, 2)
     }
     barrier_init(&s.received, 1);
     barrier_init_fence();
-    barrier_arrive_expect(&s.received, kCluster * p.num_rows * mine.count * 4);
+    barrier_arrive_expect(&s.received, 2 * p.num_rows * kColumns<kN> * 4);
   }
   __syncthreads();
-  arrive_in_cluster();  // whoever has waited may push to the others' barriers
+  arrive_in_cluster();  // whoever has waited may push to the other's barrier
   if (threadIdx.x < kFeeder) {
     cluster_wait();
     wait_for_inputs();
@@ -274,19 +252,18 @@ __global__ void __launch_bounds__(kThreads, 2)
   }
   __syncthreads();  // scales
   barrier_wait(&s.received, 0);
-  add_parts<kN>(p, s, received, tile, mine);
+  add_parts<kN>(p, s, received, tile, rank);
 }
 
 template <int kElementBytes, int kN>
 void launch(CudaStream stream, const StreamLinearArgs& a) {
-  constexpr int kCluster = kBlocksOf<kN>;
   const auto depth_blocks = static_cast<int32_t>((a.weight.row_bytes() + 127) / 128);
   const int32_t box_rows = a.num_rows <= 8 ? 8 : a.num_rows <= 16 ? 16 : a.num_rows <= 32 ? 32 : 64;
   const int32_t stage_bytes = kN * 128 + box_rows * 128;
   // The product of the last stage reads 64 rows of x, whatever lies behind those that are there; 1023 bytes align.
   const int32_t extra = kRowTile - box_rows * 128 + 1024;
-  const int32_t received = (kCluster * a.num_rows * kPitch * 4 + 1023) / 1024 * 1024;
-  const int32_t most_units = (depth_blocks + kCluster - 1) / kCluster;
+  const int32_t received = (2 * a.num_rows * kPitch * 4 + 1023) / 1024 * 1024;
+  const int32_t most_units = (depth_blocks + 1) / 2;
   const int32_t stages = std::min({most_units, kMaxStages, (kMaxShared - extra - received) / stage_bytes});
   const uint64_t alignment = reinterpret_cast<uint64_t>(a.y) | reinterpret_cast<uint64_t>(a.y_float);
   const Params p{.x_scales = a.x.scales,
@@ -301,76 +278,62 @@ void launch(CudaStream stream, const StreamLinearArgs& a) {
                  .received_bytes = received,
                  .in_vectors = a.weight.rows % 4 == 0 && alignment % 16 == 0};
   const auto tiles = static_cast<unsigned>((a.weight.rows + kN - 1) / kN);
-  const LaunchShape shape{dim3(tiles * kCluster), dim3(kThreads),
-                          static_cast<size_t>(received + stages * stage_bytes + extra), kCluster};
+  const LaunchShape shape{dim3(tiles * 2), dim3(kThreads), static_cast<size_t>(received + stages * stage_bytes + extra),
+                          2};
   const CUtensorMap weights = byte_rows_map(a.weight.data, a.weight.rows, a.weight.row_bytes(), kN);
   const CUtensorMap x = byte_rows_map(a.x.data, a.num_rows, a.weight.row_bytes(), box_rows);
-  launch_overlapped(cluster_linear_kernel<kElementBytes, kN>, shape, stream, weights, x, p);
+  launch_overlapped(pair_linear_kernel<kElementBytes, kN>, shape, stream, weights, x, p);
 }
 
-// Clusters that are resident at once when a block fills an SM: how the SMs lie in their groups decides.
-template <int kN>
-int most_clusters() {
+// Pairs that are resident at once when a block fills an SM: how the SMs lie in their groups decides.
+int most_pairs() {
   static const int most = [] {
-    const auto kernel = cluster_linear_kernel<1, kN>;
+    const auto kernel = pair_linear_kernel<1, 80>;
     cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kMaxShared);
     cudaLaunchAttribute attribute;
     attribute.id = cudaLaunchAttributeClusterDimension;
-    attribute.val.clusterDim = {static_cast<unsigned>(kBlocksOf<kN>), 1, 1};
+    attribute.val.clusterDim = {2, 1, 1};
     cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(static_cast<unsigned>(kBlocksOf<kN>));
+    config.gridDim = dim3(2);
     config.blockDim = dim3(kThreads);
     config.dynamicSmemBytes = kMaxShared;
     config.attrs = &attribute;
     config.numAttrs = 1;
-    int clusters = 0;
-    return cudaOccupancyMaxActiveClusters(&clusters, kernel, &config) == cudaSuccess ? clusters : 0;
+    int pairs = 0;
+    return cudaOccupancyMaxActiveClusters(&pairs, kernel, &config) == cudaSuccess ? pairs : 0;
   }();
   return most;
 }
 
-// The fewest weight rows a cluster with which all SMs are enough; the larger number where neither does.
-int rows_a_cluster(const StreamLinearArgs& a, int32_t blocks) {
-  const int few = blocks == 4 ? 128 : 64, many = blocks == 4 ? 144 : 80;
-  return (a.weight.rows + few - 1) / few * blocks <= num_sms() ? few : many;
-}
+// The fewest weight rows a pair with which all SMs are enough; the larger number where neither does.
+int rows_a_pair(const StreamLinearArgs& a) { return (a.weight.rows + 63) / 64 * 2 <= num_sms() ? 64 : 80; }
 
 template <int kElementBytes>
-void launch_rows(CudaStream stream, const StreamLinearArgs& a, int rows) {
-  switch (rows) {
-    case 64:
-      return launch<kElementBytes, 64>(stream, a);
-    case 80:
-      return launch<kElementBytes, 80>(stream, a);
-    case 128:
-      return launch<kElementBytes, 128>(stream, a);
-    default:
-      return launch<kElementBytes, 144>(stream, a);
-  }
+void launch_rows(CudaStream stream, const StreamLinearArgs& a) {
+  if (rows_a_pair(a) == 64) return launch<kElementBytes, 64>(stream, a);
+  launch<kElementBytes, 80>(stream, a);
 }
 
 }  // namespace
 
-bool cluster_linear_fits(const StreamLinearArgs& a) {
+bool pair_linear_fits(const StreamLinearArgs& a) {
   return stream_linear_fits(a) && a.weight.scale != WeightScale::kBlock && a.x.scale_group == 0;
 }
 
-bool cluster_linear_fills(const StreamLinearArgs& a, int32_t blocks) {
-  if (!cluster_linear_fits(a)) return false;
-  const int rows = rows_a_cluster(a, blocks);
-  const int64_t clusters = (a.weight.rows + rows - 1) / rows;
-  const int most = blocks == 4 ? most_clusters<144>() : most_clusters<80>();
-  return clusters <= most && clusters * blocks * 4 >= num_sms() * 3;
+bool pair_linear_fills(const StreamLinearArgs& a) {
+  if (!pair_linear_fits(a)) return false;
+  const int rows = rows_a_pair(a);
+  const int64_t pairs = (a.weight.rows + rows - 1) / rows;
+  return pairs <= most_pairs() && pairs * 2 * 4 >= num_sms() * 3;
 }
 
-void cluster_linear_cuda(CudaStream stream, const StreamLinearArgs& a, int32_t blocks) {
-  VAYU_REQUIRE(cluster_linear_fits(a) && (blocks == 2 || blocks == 4), "shapes of the clusters");
+void pair_linear_cuda(CudaStream stream, const StreamLinearArgs& a) {
+  VAYU_REQUIRE(pair_linear_fits(a), "shapes of the pairs");
   if (a.num_rows == 0) return;
-  const int rows = rows_a_cluster(a, blocks);
   if (a.weight.is_f8()) {
-    launch_rows<1>(stream, a, rows);
+    launch_rows<1>(stream, a);
   } else {
-    launch_rows<2>(stream, a, rows);
+    launch_rows<2>(stream, a);
   }
 }
 
