@@ -32,8 +32,6 @@ struct DeviceGemmPlan {
   int32_t max_width = 0;  // rows of x in a tile at most: a multiple of 16 up to 192
   int32_t stages = 0;     // of the shared memory ring
   int32_t cluster = 1;    // 2: two blocks share the rows of x, each fetching half for both; not with x_rows
-  int32_t ahead = 0;      // weights are called into L2 so many stages before they are fetched; at most 8; 0: not
-  bool stagger = false;   // one warpgroup begins late, so that its products run while the other stores
 };
 
 constexpr int32_t kDeviceGemmMaxGroups = 256;

@@ -27,6 +27,10 @@ struct Consumer {
   int32_t lane = threadIdx.x % 32;
 
   __device__ int32_t first_row() const { return 128 * group + 16 * warp + lane / 4; }  // of acc[0][4 j] in the tile
+  // The first column (row of x) that this thread writes: of the tile behind SwiGLU, else of the warpgroup's half.
+  __device__ int32_t first_column(const GemmShape& shape) const {
+    return static_cast<int32_t>(threadIdx.x) - kProducerThreads - (shape.swiglu ? 0 : 128 * group);
+  }
 };
 
 // The stage may be filled again, here and where the other block of the cluster multicasts into it.
@@ -63,8 +67,7 @@ struct Operands {
         x(swizzled_descriptor(shared.x(stage))) {}
 };
 
-// The products of a tile, one stage always in flight. Left at the last stage, which is not released: the epilogue
-// works in it.
+// The products of a tile, one stage always in flight. The last two stages are not released: the epilogue works there.
 template <class Products, int N>
 __device__ __forceinline__ void multiply(const GemmShape& shape, const GemmShared& shared, const Consumer& me,
                                          RingPlace& place, Sums& sums) {
@@ -80,13 +83,15 @@ __device__ __forceinline__ void multiply(const GemmShape& shape, const GemmShare
   };
   add_stage(false);
 #pragma unroll 1
-  for (int32_t step = 1; step < shape.steps; ++step) {
+  for (int32_t step = 2; step < shape.steps; ++step) {
     const uint32_t previous = place.stage;
     place.next(shape.stages);
     add_stage(true);
     wgmma_wait<1>();
     release_stage(shape, shared, previous);
   }
+  place.next(shape.stages);
+  add_stage(true);
   wgmma_wait<0>();
   wgmma_pin(low);
   wgmma_pin(high);
@@ -110,34 +115,32 @@ __device__ __forceinline__ void apply_factors(float (&low)[N / 2], float (&high)
   }
 }
 
-// The same with factors behind each stage (ScaleChain): while one warpgroup applies them, the other's products run.
-// With shape.stagger they take turns to issue, so that this holds; else it is left to chance.
+// The same with factors behind each stage (ScaleChain). While one warpgroup applies them, the other's products run.
 template <class Products, int N>
 __device__ __forceinline__ void multiply_scaled(const GemmShape& shape, const GemmShared& shared, const Consumer& me,
                                                 RingPlace& place, Sums& sums) {
   auto& low = reinterpret_cast<float(&)[N / 2]>(sums[0]);
   auto& high = reinterpret_cast<float(&)[N / 2]>(sums[1]);
 #pragma unroll 1
-  for (int32_t step = 0; step < shape.steps; ++step) {
-    if (step != 0) {
-      __syncwarp();
-      release_stage(shape, shared, place.stage);
-      place.next(shape.stages);
-    }
+  for (int32_t step = 0;; ++step) {
     await_stage(shape, shared, place);
-    if (shape.stagger) await_turn(me.group);
     const Operands operands(shared, me, place.stage);
     wgmma_fence();
     add_products<Products, N>(low, operands.weight, operands.x, step != 0);
     add_products<Products, N>(high, operands.weight + kBlockStep, operands.x, step != 0);
     wgmma_commit();
-    if (shape.stagger) give_turn(1 - me.group);
     wgmma_wait<0>();
     wgmma_pin(low);
     wgmma_pin(high);
     apply_factors<N>(low, high, shared.factors[place.stage], me);
     wgmma_pin(low);
     wgmma_pin(high);
+    if (step + 1 == shape.steps) break;
+    if (step + 2 < shape.steps) {
+      __syncwarp();
+      release_stage(shape, shared, place.stage);
+    }
+    place.next(shape.stages);
   }
 }
 

@@ -64,7 +64,6 @@ void check_args(const DeviceGemmArgs& args, const DeviceGemmPlan& plan) {
              plan.max_width);
   VAYU_CHECK(plan.stages >= 2 && plan.stages <= device_gemm_stages(args, plan.max_width), "{} stages", plan.stages);
   VAYU_CHECK(plan.cluster == 1 || (plan.cluster == 2 && args.x_rows == nullptr), "cluster of {}", plan.cluster);
-  VAYU_CHECK(plan.ahead >= 0 && plan.ahead <= kGemmMaxAhead, "{} stages ahead", plan.ahead);
 }
 
 GemmShape make_shape(const DeviceGemmArgs& args, const DeviceGemmPlan& plan) {
@@ -83,27 +82,31 @@ GemmShape make_shape(const DeviceGemmArgs& args, const DeviceGemmPlan& plan) {
   shape.rows_per_group = static_cast<int32_t>(args.rows_per_group());
   shape.weight_blocks = divide_up(static_cast<int32_t>(weight.rows), kScaleGroup);
   shape.row_bytes = static_cast<int32_t>(weight.row_bytes());
-  shape.steps = divide_up(shape.row_bytes, 128);
+  shape.steps = std::max(2, divide_up(shape.row_bytes, 128));
   shape.out_cols = static_cast<int32_t>(args.out.cols);
   shape.max_width = plan.max_width;
+  shape.box_rows = args.num_groups == 1 ? cut_group(args.num_rows, plan.max_width).width / plan.cluster : 0;
   shape.stages = plan.stages;
   shape.cluster = plan.cluster;
-  shape.ahead = plan.ahead;
   shape.row_scales = weight.scale == WeightScale::kRow;
   shape.block_scales = weight.scale == WeightScale::kBlock;
   shape.x_row_scales = args.x.is_f8() && args.x.scale_group == 0;
   shape.x_group_scales = args.x.is_f8() && args.x.scale_group != 0;
   shape.swiglu = args.swiglu;
-  shape.stagger = plan.stagger;
   return shape;
 }
 
-GemmMaps make_maps(const DeviceGemmArgs& args) {
+GemmMaps make_maps(const DeviceGemmArgs& args, int32_t box_rows) {
   GemmMaps maps = {};
   maps.weight = byte_rows_map(args.weight.data, args.weight.rows, args.weight.row_bytes(), kTileRows);
   if (args.x_rows == nullptr) {
-    maps.x32 = byte_rows_map(args.x.data, args.num_rows, args.weight.row_bytes(), 32);
-    maps.x8 = byte_rows_map(args.x.data, args.num_rows, args.weight.row_bytes(), 8);
+    const auto boxes = [&](int32_t rows) {
+      return byte_rows_map(args.x.data, args.num_rows, args.weight.row_bytes(), rows);
+    };
+    maps.x = boxes(std::max(8, box_rows));
+    maps.x64 = boxes(64);
+    maps.x32 = boxes(32);
+    maps.x8 = boxes(8);
   }
   return maps;
 }
@@ -135,8 +138,8 @@ void device_gemm_cuda(CudaStream stream, const DeviceGemmArgs& args, const Devic
   if (args.num_rows == 0) return;
   check_args(args, plan);
   GemmLaunch launch = {};
-  launch.maps = make_maps(args);
   launch.shape = make_shape(args, plan);
+  launch.maps = make_maps(args, launch.shape.box_rows);
   const int32_t row_units = divide_up(launch.shape.rows_per_group, kTileRows * plan.cluster);
   const int64_t most_tiles = divide_up(args.num_rows, plan.max_width) + std::min(args.num_groups, args.num_rows);
   launch.grid =

@@ -29,8 +29,7 @@ std::string name_of(const Case& c) {
          std::to_string(c.num_rows) + " rows, scale " + std::to_string(static_cast<int>(c.scale)) + "/" +
          std::to_string(c.x_group) + (c.swiglu ? " swiglu" : "") + (c.f8_out ? " f8" : "") +
          (c.gather ? " gather" : "") + (c.scatter ? " scatter" : "") + " plan " + std::to_string(c.plan.max_width) +
-         "/" + std::to_string(c.plan.stages) + "/" + std::to_string(c.plan.cluster) + "/" +
-         std::to_string(c.plan.ahead) + (c.plan.stagger ? "/stagger" : "");
+         "/" + std::to_string(c.plan.stages) + "/" + std::to_string(c.plan.cluster);
 }
 
 // Group sizes that sum to num_rows: some empty, some large.
@@ -162,7 +161,7 @@ TEST(DeviceGemmCuda, DenseIsTheReference) {
   }
 }
 
-// Every width, with one block and with pairs, with as few and as many stages as there may be, in and out of step.
+// Every width, with one block and with pairs, with as few and as many stages as there may be.
 TEST(DeviceGemmCuda, EveryPlanIsTheReference) {
   VAYU_NEEDS_DEVICE();
   TestRandom random;
@@ -179,8 +178,7 @@ TEST(DeviceGemmCuda, EveryPlanIsTheReference) {
           DeviceGemmArgs args;
           args.weight.scale = c.scale;
           args.x.scale_group = x_group;
-          c.plan = {width, random.integer(0, 1) == 0 ? 2 : device_gemm_stages(args, width), cluster,
-                    static_cast<int32_t>(random.integer(0, 8)), random.integer(0, 1) == 0};
+          c.plan = {width, random.integer(0, 1) == 0 ? 2 : device_gemm_stages(args, width), cluster};
           c.checked_rows = 300;
           check(random, c);
           if (HasFatalFailure()) return;
@@ -190,12 +188,12 @@ TEST(DeviceGemmCuda, EveryPlanIsTheReference) {
   }
 }
 
-// More tiles than blocks, so that blocks go from tile to tile; with the turns of scales along K too.
+// More tiles than blocks, so that blocks go from tile to tile.
 TEST(DeviceGemmCuda, ManyTilesABlockAreTheReference) {
   VAYU_NEEDS_DEVICE();
   TestRandom random;
   for (const int32_t cluster : {1, 2}) {
-    for (const bool stagger : {false, true}) {
+    for (const bool gather : {false, true}) {
       for (const int32_t x_group : {0, 128}) {
         for (const bool swiglu : {false, true}) {
           check(random, {.rows_per_group = 2048,
@@ -203,9 +201,9 @@ TEST(DeviceGemmCuda, ManyTilesABlockAreTheReference) {
                          .num_rows = 5000,
                          .x_group = x_group,
                          .swiglu = swiglu,
-                         .f8_out = swiglu && stagger,
-                         .plan = {static_cast<int32_t>(16 * random.integer(5, 12)), 3, cluster,
-                                  static_cast<int32_t>(random.integer(0, 8)), stagger},
+                         .f8_out = swiglu && random.integer(0, 1) == 0,
+                         .gather = gather && cluster == 1,
+                         .plan = {static_cast<int32_t>(16 * random.integer(5, 12)), 3, cluster},
                          .checked_rows = 100});
           if (HasFatalFailure()) return;
         }
@@ -325,9 +323,8 @@ void print_speed(const char* label, const char* what, const DeviceGemmArgs& args
                  double us) {
   const double flops = 2.0 * args.num_rows * static_cast<double>(args.rows_per_group() * args.weight.cols);
   const double ceiling = args.weight.is_f8() ? 1430 : 800;
-  std::printf("%s device_gemm %s width %d stages %d cluster %d ahead %d stagger %d %.1f us %.0f TFLOP/s %.0f%%\n",
-              label, what, plan.max_width, plan.stages, plan.cluster, plan.ahead, plan.stagger ? 1 : 0, us,
-              flops / us * 1e-6, flops / us * 1e-6 / ceiling * 100);
+  std::printf("%s device_gemm %s width %d stages %d cluster %d %.1f us %.0f TFLOP/s %.0f%%\n", label, what,
+              plan.max_width, plan.stages, plan.cluster, us, flops / us * 1e-6, flops / us * 1e-6 / ceiling * 100);
 }
 
 void time_plan(const char* what, const DeviceGemmArgs& args, DeviceGemmPlan plan, Best& best) {
@@ -340,17 +337,13 @@ void time_plan(const char* what, const DeviceGemmArgs& args, DeviceGemmPlan plan
 }
 
 // The chosen plan, then every candidate, then the best again.
-void time_plans(const char* what, const DeviceGemmArgs& args, const std::vector<int32_t>& widths,
-                const std::vector<int32_t>& distances) {
+void time_plans(const char* what, const DeviceGemmArgs& args, const std::vector<int32_t>& widths) {
   Best best;
   time_plan(what, args, device_gemm_plan(args, 132), best);
   print_speed("CHOSEN", what, args, best.plan, best.us);
   for (const int32_t width : widths) {
     for (const int32_t cluster : {1, 2}) {
-      if (cluster == 2 && args.x_rows != nullptr) continue;
-      for (const int32_t ahead : distances) {
-        for (const bool stagger : {false, true}) time_plan(what, args, {width, 0, cluster, ahead, stagger}, best);
-      }
+      if (cluster == 1 || args.x_rows == nullptr) time_plan(what, args, {width, 0, cluster}, best);
     }
   }
   print_speed("BEST", what, args, best.plan, best.us);
@@ -370,7 +363,7 @@ void time_dense(TestRandom& random, const char* what, int64_t out, int64_t cols,
   args.num_rows = rows;
   const std::vector<int32_t> widths =
       rows > 1000 ? std::vector<int32_t>{112, 128, 144, 160, 176, 192} : std::vector<int32_t>{48, 64, 96, 128};
-  time_plans(what, args, widths, {0});
+  time_plans(what, args, widths);
 }
 
 // Rows of 3,584 tokens that choose 6 of 128 experts each: indptr and tokens by expert.
@@ -413,10 +406,10 @@ void time_experts(TestRandom& random, int32_t num_tokens) {
     args.out = h.device();
     args.swiglu = true;
     args.x_rows = tokens.get();
-    time_plans("gate-up gathered", args, {160, 176, 192}, {0, 4, 8});
+    time_plans("gate-up gathered", args, {160, 176, 192});
     TestRows h16(rows, 1024, false, 0);
     args.out = h16.device();
-    time_plans("gate-up gathered to bf16", args, {160, 176, 192}, {0, 4, 8});
+    time_plans("gate-up gathered to bf16", args, {160, 176, 192});
     TestRows h8(rows, 1024, true, 0);
     const QuantizeRowsArgs quantize{
         .x = static_cast<const Bf16*>(args.out.data), .x_stride = 1024, .num_rows = rows, .y = h8.device()};
@@ -427,7 +420,7 @@ void time_experts(TestRandom& random, int32_t num_tokens) {
     args.x_rows = nullptr;
     FastRows sorted(random, rows, 4096, true, 0);
     args.x = sorted.device();
-    time_plans("gate-up of sorted rows", args, {176, 192}, {0, 4});
+    time_plans("gate-up of sorted rows", args, {176, 192});
   }
   TestMatrix down(random, 128 * 4096, 1024, WeightScale::kRow, true);
   TestRows y(rows, 4096, false, 0);
@@ -436,10 +429,10 @@ void time_experts(TestRandom& random, int32_t num_tokens) {
   args.swiglu = false;
   FastRows of_groups(random, rows, 1024, true, kScaleGroup);
   args.x = of_groups.device();
-  time_plans("down of groups", args, {160, 176, 192}, {0, 4});
+  time_plans("down of groups", args, {160, 176, 192});
   FastRows of_rows(random, rows, 1024, true, 0);
   args.x = of_rows.device();
-  time_plans("down of rows", args, {160, 176, 192}, {0, 4});
+  time_plans("down of rows", args, {160, 176, 192});
 }
 
 TEST(DeviceGemmCuda, Speed) {

@@ -41,26 +41,20 @@ template <class Products, bool kScaled>
 __device__ __forceinline__ void consume(const GemmShape& shape, const GemmShared& shared) {
   const Consumer me;
   RingPlace place;
-  Sums sums;
-#pragma unroll
-  for (int i = 0; i < kMaxSums; ++i) sums[0][i] = sums[1][i] = 0;
-  if (shape.stagger && me.group == 1) {
-    if (kScaled) {
-      give_turn(0);
-    } else {
-      __nanosleep(800);
-    }
-  }
   for (uint32_t turn = 0;; ++turn) {
     TileInfo& tile = shared.fixed->info[turn % 2];
     barrier_wait(&shared.fixed->info_full[turn % 2], turn / 2 % 2);
     const int32_t width = __shfl_sync(0xffffffffu, tile.width, 0);
     if (width == 0) break;
+    Sums sums;  // born here: kept from tile to tile they would leave the epilogue no registers
+#pragma unroll
+    for (int i = 0; i < kMaxSums; ++i) asm volatile("" : "=f"(sums[0][i]), "=f"(sums[1][i]));
     const RowScales scales = load_row_scales(shape, tile, me);
     multiply_any<Products, kScaled>(width, shape, shared, me, place, sums);
-    store_tile(shape, shared.weight(place.stage) + me.group * 128 * 128, tile, scales, me, sums);
+    store_tile(shape, shared, tile, scales, me, place, sums);
     fence_shared_for_async();  // the copy engine writes next where the stores worked
     __syncwarp();
+    release_stage(shape, shared, place.before(shape.stages));
     release_stage(shape, shared, place.stage);
     place.next(shape.stages);
     if (me.lane == 0) barrier_arrive(&shared.fixed->info_empty[turn % 2]);

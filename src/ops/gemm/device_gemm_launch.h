@@ -12,14 +12,15 @@
 namespace vayu::ops {
 
 constexpr int32_t kGemmMaxStages = 6;
-constexpr int32_t kGemmMaxAhead = 8;
-constexpr int32_t kGemmFixedBytes = 6864;   // GemmFixed of device_gemm_shared.cuh
+constexpr int32_t kGemmFixedBytes = 2816;   // GemmFixed of device_gemm_shared.cuh
 constexpr int32_t kGemmFactorBytes = 1664;  // StageFactors
 constexpr int32_t kGemmSharedBytes = 227 * 1024;
 
 struct GemmMaps {
   CUtensorMap weight;  // boxes of 256 rows
-  CUtensorMap x32;     // x in boxes of 32 rows, and of 8 for what is left; unused with x_rows
+  CUtensorMap x;       // x in boxes of shape.box_rows rows; with several groups not used. None of these with x_rows
+  CUtensorMap x64;     // in boxes of 64 rows, of 32 and of 8 for what is left
+  CUtensorMap x32;
   CUtensorMap x8;
 };
 
@@ -37,18 +38,17 @@ struct GemmShape {
   int32_t rows_per_group;
   int32_t weight_blocks;  // of 128 rows
   int32_t row_bytes;      // of x and of the weight
-  int32_t steps;          // of 128 bytes along K
+  int32_t steps;          // of 128 bytes along K; at least 2, the second may lie behind the row and is zeros
   int32_t out_cols;
   int32_t max_width;
+  int32_t box_rows;  // of x that a block fetches for a full tile; 0: tiles differ
   int32_t stages;
   int32_t cluster;
-  int32_t ahead;
   bool row_scales;    // one a weight row
   bool block_scales;  // one a 128 x 128 block of the weight
   bool x_row_scales;
   bool x_group_scales;
   bool swiglu;
-  bool stagger;
 };
 
 struct GemmLaunch {

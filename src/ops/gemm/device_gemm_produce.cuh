@@ -17,38 +17,43 @@ struct Tile {
   bool alone;  // no other tile of x meets this part of the weight
 };
 
+__device__ __forceinline__ int32_t group_begin(const GemmShape& shape, int32_t group) {
+  return shape.group_indptr != nullptr ? shape.group_indptr[group] : group * shape.num_rows;
+}
+
 __device__ __forceinline__ Tile find_tile(const GemmShape& shape, const GemmFixed& fixed, int32_t unit, int32_t rank) {
   Tile tile;
   tile.group = find_group(fixed.first_unit, shape.num_groups, unit);
-  const int32_t rows = fixed.indptr[tile.group + 1] - fixed.indptr[tile.group];
+  const int32_t begin = group_begin(shape, tile.group), rows = group_begin(shape, tile.group + 1) - begin;
   const GroupTiles cut = cut_group(rows, shape.max_width);
   const int32_t row_units = divide_up(shape.rows_per_group, kTileRows * shape.cluster);
   const UnitPlace place = place_unit(unit - fixed.first_unit[tile.group], cut.count, row_units);
   tile.row0 = (place.row_unit * shape.cluster + rank) * kTileRows;
-  tile.first = fixed.indptr[tile.group] + place.tile * cut.width;
+  tile.first = begin + place.tile * cut.width;
   tile.count = min(cut.width, rows - place.tile * cut.width);
   tile.width = divide_up(tile.count, kTileWidthStep) * kTileWidthStep;
   tile.alone = cut.count == 1;
   return tile;
 }
 
-// Whole tables for the block, once: group_indptr, and the first unit of each group.
+// The first unit of each group, once, by one warp.
 __device__ __forceinline__ void list_units(const GemmShape& shape, GemmFixed& fixed) {
-  for (int32_t i = threadIdx.x; i <= shape.num_groups; i += kGemmThreads) {
-    fixed.indptr[i] = shape.group_indptr != nullptr ? shape.group_indptr[i] : i * shape.num_rows;
-  }
-  __syncthreads();
+  constexpr int32_t kPasses = kDeviceGemmMaxGroups / 32;
   if (threadIdx.x >= 32) return;
   const int32_t lane = threadIdx.x;
   const int32_t row_units = divide_up(shape.rows_per_group, kTileRows * shape.cluster);
+  int32_t rows[kPasses];
+#pragma unroll
+  for (int32_t i = 0; i < kPasses; ++i) {
+    const int32_t group = 32 * i + lane;
+    rows[i] = group < shape.num_groups ? group_begin(shape, group + 1) - group_begin(shape, group) : 0;
+  }
   if (lane == 0) fixed.first_unit[0] = 0;
   int32_t before = 0;
-  for (int32_t base = 0; base < shape.num_groups; base += 32) {
-    const int32_t group = base + lane;
-    int32_t sum = 0;
-    if (group < shape.num_groups) {
-      sum = cut_group(fixed.indptr[group + 1] - fixed.indptr[group], shape.max_width).count * row_units;
-    }
+#pragma unroll
+  for (int32_t i = 0; i < kPasses; ++i) {
+    const int32_t group = 32 * i + lane;
+    int32_t sum = cut_group(rows[i], shape.max_width).count * row_units;
 #pragma unroll
     for (int offset = 1; offset < 32; offset *= 2) {
       const int32_t other = __shfl_up_sync(0xffffffffu, sum, offset);
@@ -65,26 +70,20 @@ __device__ __forceinline__ void publish_tile(const GemmShape& shape, GemmFixed& 
   TileInfo& info = fixed.info[turn % 2];
   const int32_t thread = threadIdx.x - 32;
   float scale[2] = {1.0f, 1.0f};
-  int32_t out_row[2] = {0, 0};
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const int32_t column = thread + i * kInfoThreads;
-    if (column >= tile.count) continue;
+    if (!shape.x_row_scales || column >= tile.count) continue;
     const int32_t row = tile.first + column;
-    if (shape.x_row_scales) scale[i] = shape.x_scales[shape.x_rows != nullptr ? shape.x_rows[row] : row];
-    out_row[i] = shape.y_rows != nullptr ? shape.y_rows[row] : row;
+    scale[i] = shape.x_scales[shape.x_rows != nullptr ? shape.x_rows[row] : row];
   }
   barrier_wait(&fixed.info_empty[turn % 2], (turn / 2 % 2) ^ 1);
 #pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const int32_t column = thread + i * kInfoThreads;
-    info.x_scale[column] = scale[i];
-    info.out_row[column] = out_row[i];
-    info.peak[column] = 0;
-  }
+  for (int i = 0; i < 2; ++i) info.x_scale[thread + i * kInfoThreads] = scale[i];
   if (thread == 0) {
     info.row0 = tile.row0;
     info.group = tile.group;
+    info.first = tile.first;
     info.count = tile.count;
     info.width = tile.width;
   }
@@ -98,18 +97,21 @@ __device__ __forceinline__ void fetch_x(const GemmMaps& maps, const GemmShape& s
   uint64_t* barrier = &shared.fixed->full[stage];
   uint8_t* x = shared.x(stage);
   for (int32_t r = begin; r < begin + rows;) {
-    const bool large = begin + rows - r >= 32;
-    const CUtensorMap* map = large ? &maps.x32 : &maps.x8;
+    const int32_t left = begin + rows - r;
+    const CUtensorMap* map = &maps.x;
+    int32_t box = shape.box_rows;
+    if (left != box) {
+      box = left >= 64 ? 64 : left >= 32 ? 32 : 8;
+      map = left >= 64 ? &maps.x64 : left >= 32 ? &maps.x32 : &maps.x8;
+    }
     if (shape.cluster == 2) {
       copy_tile_to_both(map, barrier, x + r * 128, column, tile.first + r, kEvictNormal);
     } else {
       copy_tile(map, barrier, x + r * 128, column, tile.first + r, kEvictNormal);
     }
-    r += large ? 32 : 8;
+    r += box;
   }
 }
-
-__device__ __forceinline__ uint64_t weight_policy(const Tile& tile) { return tile.alone ? kEvictFirst : kEvictNormal; }
 
 __device__ __forceinline__ void fetch_tiles(const GemmMaps& maps, const GemmShape& shape, const GemmShared& shared,
                                             const Tile& tile, uint32_t stage, int32_t step, int32_t rank) {
@@ -117,19 +119,8 @@ __device__ __forceinline__ void fetch_tiles(const GemmMaps& maps, const GemmShap
   uint64_t* barrier = &shared.fixed->full[stage];
   barrier_arrive_expect(barrier, kWeightBytes + (gather ? 0 : tile.width * 128));
   copy_tile(&maps.weight, barrier, shared.weight(stage), step * 128, tile.group * shape.rows_per_group + tile.row0,
-            weight_policy(tile));
+            tile.alone ? kEvictFirst : kEvictNormal);
   if (!gather) fetch_x(maps, shape, shared, tile, stage, step * 128, rank);
-}
-
-// The weights `ahead` stages from here, in this tile or the next, begin their way from memory. The ring holds the 2 or
-// 3 us that a loaded memory takes only just.
-__device__ __forceinline__ void call_weights(const GemmMaps& maps, const GemmShape& shape, const Tile& tile,
-                                             int32_t next_row, int32_t step) {
-  const int32_t target = step + shape.ahead;
-  const bool here = target < shape.steps;
-  const int32_t row = here ? tile.group * shape.rows_per_group + tile.row0 : next_row;
-  const int32_t of_step = here ? target : target - shape.steps;
-  if (row >= 0 && of_step < shape.steps) prefetch_tile(&maps.weight, of_step * 128, row, weight_policy(tile));
 }
 
 // Thread t fetches piece t % 8 of rows t / 8, t / 8 + 16, ...; pieces past the end of a row are zeros. Columns that
@@ -142,7 +133,7 @@ __device__ __forceinline__ void gather_rows(const GemmShape& shape, const GemmSh
   const uint8_t* x = shape.x + (bytes != 0 ? column : 0);
   uint32_t out = shared_address(shared.x(stage)) + swizzled_offset(threadIdx.x / 8, piece);
   constexpr int32_t kStep = kProducerThreads / 8;  // a multiple of the 8 rows after which the swizzle repeats
-#pragma unroll 6
+#pragma unroll 3
   for (int32_t r = threadIdx.x / 8; r < tile.width; r += kStep, out += kStep * 128) {
     const int32_t row = shape.x_rows[tile.first + min(r, tile.count - 1)];
     copy_async16(out, x + static_cast<int64_t>(row) * shape.row_bytes, bytes);
@@ -157,35 +148,35 @@ class ScaleChain {
  public:
   // The rows of a tile of this thread, and the first scales.
   __device__ void start(const GemmShape& shape, const Tile& tile) {
+    groups_ = shape.row_bytes / kScaleGroup;
     const int32_t block = (tile.group * shape.rows_per_group + tile.row0) / kScaleGroup;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int32_t column = threadIdx.x - 32 + i * kInfoThreads;
       const int32_t row = tile.first + min(column, tile.count - 1);
-      x_[i] = (shape.x_rows != nullptr ? shape.x_rows[row] : row) * shape.steps;
-      weight_[i] = min(block + i, shape.weight_blocks - 1) * shape.steps;
+      x_[i] = (shape.x_rows != nullptr ? shape.x_rows[row] : row) * groups_;
+      weight_[i] = min(block + i, shape.weight_blocks - 1) * groups_;
 #pragma unroll
       for (int w = 0; w < 2; ++w) peak_[i][w] = 0;
     }
     load(shape, 0);
     advance(scale_);
-    if (shape.steps > 1) load(shape, 1);
+    if (groups_ > 1) load(shape, 1);
   }
   // Writes the factors of this thread's rows behind group `step`.
   __device__ void write(const GemmShape& shape, StageFactors& out, int32_t step) {
-    float next[2][2];
-    const bool last = step + 1 == shape.steps;
-    if (!last) advance(next);
+    float next[2][2] = {{1.0f, 1.0f}, {1.0f, 1.0f}};
+    if (step + 1 < groups_) advance(next);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int32_t column = threadIdx.x - 32 + i * kInfoThreads;
 #pragma unroll
       for (int w = 0; w < 2; ++w) {
-        out.factor[w][column % 8 / 2][column / 8 * 2 + column % 2] = last ? scale_[i][w] : scale_[i][w] / next[i][w];
-        if (!last) scale_[i][w] = next[i][w];
+        out.factor[w][column % 8 / 2][column / 8 * 2 + column % 2] = scale_[i][w] / next[i][w];
+        scale_[i][w] = next[i][w];
       }
     }
-    if (step + 2 < shape.steps) load(shape, step + 2);
+    if (step + 2 < groups_) load(shape, step + 2);
   }
 
  private:
@@ -209,6 +200,7 @@ class ScaleChain {
     }
   }
 
+  int32_t groups_;     // of K
   int32_t x_[2];       // rows of scales of x: this thread's columns
   int32_t weight_[2];  // rows of scales of the weight: the two warpgroups' blocks
   float x_scale_[2] = {1.0f, 1.0f};
@@ -232,18 +224,11 @@ __device__ __forceinline__ void produce(const GemmMaps& maps, const GemmShape& s
     const Tile tile = find_tile(shape, fixed, unit, rank);
     if (informs) publish_tile(shape, fixed, tile, turn);
     if (!fills) continue;
-    const bool calls = threadIdx.x == 0 && shape.ahead != 0;
-    int32_t next_row = -1;
-    if (calls && unit + stride < units) {
-      const Tile next = find_tile(shape, fixed, unit + stride, rank);
-      next_row = next.group * shape.rows_per_group + next.row0;
-    }
     ScaleChain chain;
     if (kScaled && informs) chain.start(shape, tile);
     for (int32_t step = 0; step < shape.steps; ++step, place.next(shape.stages)) {
       barrier_wait(&fixed.empty[place.stage], place.phase ^ 1);
       if (threadIdx.x == 0) fetch_tiles(maps, shape, shared, tile, place.stage, step, rank);
-      if (calls) call_weights(maps, shape, tile, next_row, step);
       if (gather) {
         gather_rows(shape, shared, tile, place.stage, step);
         barrier_arrive_on_copies(&fixed.full[place.stage]);

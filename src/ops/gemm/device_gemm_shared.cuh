@@ -1,8 +1,8 @@
 // What the two sides of the GEMM kernel share: parameters, the shared memory of a block, barriers across a cluster.
 //
 // Shared memory (227 KiB a block): a ring of stages, each 128 bytes of K: 256 rows of the weight (32 KiB) and max_width
-// rows of x (up to 24 KiB), 128-byte swizzled. Behind it GemmFixed (6.7 KiB) and, for scales along K, 1.6 KiB a stage.
-// max_width 176 leaves room for 4 stages (54 KiB), 192 for 3 (56 KiB).
+// rows of x (up to 24 KiB), 128-byte swizzled. Behind it GemmFixed (2.7 KiB) and, for scales along K, 1.6 KiB a stage.
+// 4 stages fit at any width (56 KiB at 192), 3 with scales along K from 176 on.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -27,21 +27,19 @@ constexpr uint64_t kEvictNormal = 0x1000000000000000;
 struct TileInfo {
   int32_t row0;  // first weight row, within the group
   int32_t group;
-  int32_t count;                 // rows of x that exist
-  int32_t width;                 // rows of x multiplied: count rounded up; 0: no more tiles
-  float x_scale[kTileMaxWidth];  // 1 where scales go along K, or x is BF16; later 1 / scale of the output row
-  int32_t out_row[kTileMaxWidth];
-  uint32_t peak[kTileMaxWidth];  // bits of the largest magnitude of the output row
+  int32_t first;                             // of the row list
+  int32_t count;                             // rows of x that exist
+  int32_t width;                             // rows of x multiplied: count rounded up; 0: no more tiles
+  alignas(16) float x_scale[kTileMaxWidth];  // 1 where scales go along K, or x is BF16
 };
 
 struct GemmFixed {
-  TileInfo info[2];
-  int32_t indptr[kDeviceGemmMaxGroups + 1];
-  int32_t first_unit[kDeviceGemmMaxGroups + 1];
   uint64_t full[kGemmMaxStages];
   uint64_t empty[kGemmMaxStages];
   uint64_t info_full[2];
   uint64_t info_empty[2];
+  TileInfo info[2];
+  int32_t first_unit[kDeviceGemmMaxGroups + 1];
 };
 static_assert(sizeof(GemmFixed) <= kGemmFixedBytes);
 
@@ -79,6 +77,7 @@ struct RingPlace {
       phase ^= 1;
     }
   }
+  __device__ uint32_t before(int32_t stages) const { return stage == 0 ? stages - 1 : stage - 1; }
 };
 
 // The same barrier of the other block of the cluster is arrived at. Relaxed: what a stage held was read by the tensor
@@ -98,26 +97,10 @@ __device__ __forceinline__ void copy_tile_to_both(const CUtensorMap* map, uint64
       : "memory");
 }
 
-// One box into L2.
-__device__ __forceinline__ void prefetch_tile(const CUtensorMap* map, int32_t column, int32_t row,
-                                              uint64_t cache_policy) {
-  asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global.tile.L2::cache_hint [%0, {%1, %2}], %3;" ::"l"(map),
-               "r"(column), "r"(row), "l"(cache_policy)
-               : "memory");
-}
-
 __device__ __forceinline__ void consumers_meet() { asm volatile("bar.sync 1, %0;" ::"n"(kConsumerThreads) : "memory"); }
 
 __device__ __forceinline__ void warpgroup_meets(int32_t group) {
   asm volatile("bar.sync %0, 128;" ::"r"(2 + group) : "memory");
-}
-
-// Turns of the two warpgroups of consumers: a turn is given by one and awaited by the other.
-__device__ __forceinline__ void await_turn(int32_t group) {
-  asm volatile("bar.sync %0, %1;" ::"r"(4 + group), "n"(kConsumerThreads) : "memory");
-}
-__device__ __forceinline__ void give_turn(int32_t group) {
-  asm volatile("bar.arrive %0, %1;" ::"r"(4 + group), "n"(kConsumerThreads) : "memory");
 }
 
 // Four 8 x 8 matrices of 16-bit elements, transposed on the way: lane l gives the address of 16 bytes that receive
