@@ -154,21 +154,6 @@ CUtensorMap byte_rows_map(const void* data, int64_t num_rows, int64_t row_bytes,
   return map;
 }
 
-CUtensorMap byte_blocks_map(const void* data, int64_t num_rows, int64_t row_bytes, int32_t box_rows,
-                            int32_t box_blocks) {
-  CUtensorMap map;
-  const cuuint64_t sizes[3] = {128, static_cast<cuuint64_t>(num_rows), static_cast<cuuint64_t>(row_bytes / 128)};
-  const cuuint64_t strides[2] = {static_cast<cuuint64_t>(row_bytes), 128};
-  const cuuint32_t box[3] = {128, static_cast<cuuint32_t>(box_rows), static_cast<cuuint32_t>(box_blocks)};
-  const cuuint32_t steps[3] = {1, 1, 1};
-  const CUresult result = encode_tiled()(&map, CU_TENSOR_MAP_DATA_TYPE_UINT8, 3, const_cast<void*>(data), sizes,
-                                         strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                                         CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  VAYU_CHECK(result == CUDA_SUCCESS, "tensor map of {} rows of {} bytes: error {}", num_rows, row_bytes,
-             static_cast<int>(result));
-  return map;
-}
-
 CUtensorMap head_rows_map(const void* data, int64_t cols, int64_t num_rows, int64_t row_stride, int64_t num_heads,
                           int64_t head_stride, int32_t box_rows) {
   CUtensorMap map;

@@ -12,11 +12,6 @@ namespace vayu::ops {
 // column, row.
 CUtensorMap byte_rows_map(const void* data, int64_t num_rows, int64_t row_bytes, int32_t box_rows);
 
-// The same rows as blocks of 128 bytes of depth (row_bytes a multiple of 128): a box is `box_rows` rows of `box_blocks`
-// consecutive blocks, block after block, each in the 128-byte swizzle. Coordinates: 0, row, block.
-CUtensorMap byte_blocks_map(const void* data, int64_t num_rows, int64_t row_bytes, int32_t box_rows,
-                            int32_t box_blocks);
-
 // Rows of `cols` BF16 for each of `num_heads` heads, row r of head h at r * row_stride + h * head_stride elements
 // (multiples of 8); a box is `box_rows` rows of 64 elements of one head in the 128-byte swizzle. Reads outside give
 // zeros, writes outside are dropped. Coordinates: column, row, head.

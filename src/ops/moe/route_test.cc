@@ -224,9 +224,12 @@ struct RandomRouter {
 
 // Weights N(0, 2.25 / hidden) spread the scores over 0.1 to 0.9; the bias has a mean, as a model's before centring.
 RandomRouter random_router(TestRandom& random, RouterShape shape, int64_t num_tokens) {
-  RandomRouter r{.shape = shape, .num_tokens = num_tokens};
-  r.x = random.normals(num_tokens * shape.hidden);
-  r.weight = random.normals(shape.num_experts * shape.hidden, 1.5f / std::sqrt(static_cast<float>(shape.hidden)));
+  RandomRouter r{
+      .shape = shape,
+      .x = random.normals(num_tokens * shape.hidden),
+      .weight = random.normals(shape.num_experts * shape.hidden, 1.5f / std::sqrt(static_cast<float>(shape.hidden))),
+      .bias = {},
+      .num_tokens = num_tokens};
   if (shape.score == RouterScore::kSigmoid) {
     r.bias = random.normals(shape.num_experts, 0.3f);
     for (float& b : r.bias) b += 0.2f;

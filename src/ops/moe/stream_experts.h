@@ -26,15 +26,12 @@ struct StreamExpertsArgs {
   ActRows h;                  // scratch: (num_tokens * (top_k + 1), ffn) of x's format, scale_group kScaleGroup
   Bf16* out = nullptr;        // (num_tokens * (top_k + 1), hidden); rows of no expert are not written
   void* workspace = nullptr;  // stream_experts_workspace_bytes, zeroed once, then of the launches of one stream alone
-  int32_t few_tokens = 2;     // up to how many tokens (at most 8) the form for few may be taken; 0: never
 };
 
 constexpr int32_t kStreamExpertsPassRows = 32;    // rows of an expert under one pass of its weights
 constexpr int32_t kStreamExpertsMaxGroups = 512;  // passes
-// The form for few: gate and up sums, in two parts, of 8 tokens at 8 experts and the shared one of ffn 2048.
-constexpr int64_t kStreamExpertsFewBytes = 5 << 19;
 inline int64_t stream_experts_workspace_bytes() {
-  return (2 * kStreamExpertsMaxGroups + 64) * int64_t{sizeof(int32_t)} + kStreamExpertsFewBytes;
+  return (2 * kStreamExpertsMaxGroups + 64) * int64_t{sizeof(int32_t)};
 }
 // Whether the shapes are ones the kernel takes; the weights' rows are scaled by row, or not at all.
 bool stream_experts_fits(const StreamExpertsArgs& args);

@@ -52,6 +52,8 @@ struct Fixture {
     workspace.set(std::vector<uint8_t>(stream_experts_workspace_bytes(), 0));
     host = {.gate_up = gate_up.host(),
             .down = down.host(),
+            .shared_gate_up = s.shared ? shared_gate_up.host() : DeviceMatrix{},
+            .shared_down = s.shared ? shared_down.host() : DeviceMatrix{},
             .x = x.host(),
             .num_tokens = tokens,
             .num_experts = s.experts,
@@ -65,8 +67,6 @@ struct Fixture {
     device.gate_up = gate_up.device();
     device.down = down.device();
     if (s.shared) {
-      host.shared_gate_up = shared_gate_up.host();
-      host.shared_down = shared_down.host();
       device.shared_gate_up = shared_gate_up.device();
       device.shared_down = shared_down.device();
     }
@@ -111,14 +111,12 @@ void expect_reference(Fixture& f, const Shape& s, int32_t tokens, int32_t valid,
   }
 }
 
-// `few`: by the form for few tokens, or by that for any number.
-void check(TestRandom& random, const Shape& s, int32_t tokens, bool f8, bool crowded, bool few, int32_t padding = 0,
+void check(TestRandom& random, const Shape& s, int32_t tokens, bool f8, bool crowded = false, int32_t padding = 0,
            bool fast = false, float spread = 1) {
   const std::string name = std::to_string(tokens) + " tokens, " + std::to_string(padding) + " of padding, " +
                            std::to_string(s.experts) + " experts, hidden " + std::to_string(s.hidden) +
-                           (f8 ? ", f8" : ", bf16") + (crowded ? ", crowded" : "") + (few ? ", few" : "");
+                           (f8 ? ", f8" : ", bf16") + (crowded ? ", crowded" : "");
   Fixture f(random, s, tokens, f8, crowded, tokens - padding, fast, spread);
-  f.device.few_tokens = few ? tokens : 0;
   stream_experts_ref(f.host);
   ASSERT_TRUE(stream_experts_fits(f.device)) << name;
   for (int run = 0; run < 3; ++run) {  // the workspace must serve again
@@ -133,36 +131,15 @@ TEST(StreamExpertsCuda, IsTheReference) {
   VAYU_NEEDS_DEVICE();
   TestRandom random;
   for (const bool f8 : {true, false}) {
-    for (const int32_t tokens : {1, 2, 8, 9, 31, 40}) check(random, {16, 4, 256, 128, true}, tokens, f8, false, false);
-    check(random, {16, 4, 256, 128, false}, 13, f8, false, false);
-    check(random, {16, 4, 256, 128, true}, 13, f8, false, false, 5);
-    check(random, {8, 3, 384, 256, true}, 70, f8, true, false);  // three experts get all rows; no whole tile of hidden
-    check(random, {32, 6, 512, 128, true}, 128, f8, false, false);
-    check(random, {128, 6, 1024, 384, true}, 20, f8, false, false);
-  }
-}
-
-TEST(StreamExpertsCuda, FewTokensAreTheReference) {
-  VAYU_NEEDS_DEVICE();
-  TestRandom random;
-  for (const bool f8 : {true, false}) {
-    for (int32_t tokens = 1; tokens <= 8; ++tokens) {
-      check(random, {16, 4, 256, 128, true}, tokens, f8, false, true);
-      check(random, {40, 6, 1024, 384, tokens % 2 == 0}, tokens, f8, false, true, 0, true);
-      check(random, {256, 8, 128, 128, tokens % 2 == 1}, tokens, f8, false, true, tokens / 2, true);
-    }
-    check(random, {8, 3, 384, 256, true}, 8, f8, true, true);   // three experts get all rows; no whole stage of hidden
-    check(random, {8, 3, 512, 2048, true}, 5, f8, true, true);  // two stages a unit of down
-    check(random, {8, 3, 512, 128, false}, 4, f8, false, true, 4);  // nothing to do
-    check(random, {8, 3, 512, 128, true}, 4, f8, false, true, 4);
-    // Few tiles of several stages, none cut; more than blocks, but too few to even out the bytes; all bytes even.
-    check(random, {6, 4, 1024, 384, true}, 2, f8, false, true);
-    check(random, {11, 6, 1024, 384, true}, 8, f8, false, true);
-    check(random, {7, 6, 1024, 1024, true}, 2, f8, false, true);
-    check(random, {13, 6, 4096, 1024, true}, 2, f8, false, true, 0, true);
-    for (const int32_t tokens : {1, 3}) {  // sarvam-30b's sizes
-      check(random, {7, 6, 4096, 1024, true}, tokens, f8, false, true, 0, true);
-    }
+    for (const int32_t tokens : {1, 2, 8, 9, 31, 40}) check(random, {16, 4, 256, 128, true}, tokens, f8);
+    check(random, {16, 4, 256, 128, false}, 13, f8);
+    check(random, {16, 4, 256, 128, true}, 13, f8, false, 5);
+    check(random, {16, 4, 256, 128, true}, 4, f8, false, 4);   // the shared expert alone
+    check(random, {16, 4, 256, 128, false}, 4, f8, false, 4);  // nothing to do
+    check(random, {8, 3, 384, 256, true}, 40, f8, true);       // three experts get all rows; no whole tile of hidden
+    check(random, {32, 6, 512, 128, true}, 70, f8);
+    check(random, {128, 6, 1024, 384, true}, 5, f8, false, 0, true);
+    check(random, {400, 8, 128, 128, true}, 20, f8, false, 0, true);  // more experts than threads
   }
 }
 
@@ -170,31 +147,25 @@ TEST(StreamExpertsCuda, FewTokensAreTheReference) {
 TEST(StreamExpertsCuda, TakesLargeValues) {
   VAYU_NEEDS_DEVICE();
   TestRandom random;
-  for (const bool few : {false, true}) {
-    for (const bool f8 : {true, false}) check(random, {7, 6, 1024, 1024, true}, 2, f8, false, few, 0, false, 200);
-  }
+  for (const bool f8 : {true, false}) check(random, {8, 3, 384, 256, true}, 9, f8, false, 0, false, 200);
 }
 
-// Both forms on one workspace, as the steps of a model follow each other: nothing waits between two launches, and a
-// captured graph is replayed.
+// On one workspace, as the steps of a model follow each other: nothing waits between two launches, and a captured graph
+// is replayed.
 TEST(StreamExpertsCuda, LaunchesOfAllSizesFollowEachOther) {
   VAYU_NEEDS_DEVICE();
   struct Step {
     Shape shape;
     int32_t tokens;
-    bool few;
   };
-  const Shape narrow{20, 4, 512, 256, true}, wide{7, 6, 1024, 1024, true};
-  const Step steps[] = {{narrow, 2, true}, {narrow, 64, false}, {narrow, 1, true},    {wide, 1, true},
-                        {wide, 2, true},   {narrow, 2, false},  {narrow, 128, false}, {wide, 1, false},
-                        {narrow, 8, true}, {wide, 3, false},    {wide, 40, false},    {wide, 2, true}};
+  const Shape narrow{20, 4, 512, 256, true}, wide{7, 6, 1024, 1024, true}, many{64, 4, 256, 128, true};
+  const Step steps[] = {{narrow, 2}, {narrow, 64}, {narrow, 1}, {wide, 1}, {many, 128}, {wide, 3}, {narrow, 40}};
   TestRandom random;
   for (const bool f8 : {true, false}) {
     DeviceArray<uint8_t> workspace(std::vector<uint8_t>(stream_experts_workspace_bytes(), 0));
     std::vector<std::unique_ptr<Fixture>> all;
     for (const Step& step : steps) {
       all.push_back(std::make_unique<Fixture>(random, step.shape, step.tokens, f8, false, step.tokens, true));
-      all.back()->device.few_tokens = step.few ? step.tokens : 0;
       all.back()->device.workspace = workspace.get();
       stream_experts_ref(all.back()->host);
     }
@@ -221,18 +192,15 @@ TEST(StreamExpertsCuda, KeepsNaNInItsRow) {
   VAYU_NEEDS_DEVICE();
   TestRandom random;
   const Shape s{8, 2, 256, 128, true};
-  for (const int32_t few_tokens : {0, 8}) {
-    Fixture f(random, s, 6, true, false, 6);
-    f.device.few_tokens = few_tokens;
-    std::vector<float> scales(6, 1.0f);
-    scales[3] = kNaN;
-    ASSERT_TRUE(copy_to_device(f.device.x.scales, scales.data(), 6 * sizeof(float), nullptr).ok());
-    stream_experts_cuda(nullptr, f.device);
-    const auto got = as_floats(f.out.host());
-    for (int64_t r = 0; r < f.rows; ++r) {
-      const int64_t token = r < 12 ? f.routing.rows[r] : r - 12;
-      for (int64_t i = 0; i < s.hidden; ++i) ASSERT_EQ(std::isnan(got[r * s.hidden + i]), token == 3) << r << " " << i;
-    }
+  Fixture f(random, s, 6, true, false, 6);
+  std::vector<float> scales(6, 1.0f);
+  scales[3] = kNaN;
+  ASSERT_TRUE(copy_to_device(f.device.x.scales, scales.data(), 6 * sizeof(float), nullptr).ok());
+  stream_experts_cuda(nullptr, f.device);
+  const auto got = as_floats(f.out.host());
+  for (int64_t r = 0; r < f.rows; ++r) {
+    const int64_t token = r < 12 ? f.routing.rows[r] : r - 12;
+    for (int64_t i = 0; i < s.hidden; ++i) ASSERT_EQ(std::isnan(got[r * s.hidden + i]), token == 3) << r << " " << i;
   }
 }
 
@@ -275,16 +243,11 @@ TEST(StreamExpertsCuda, Speed) {
       f.device.num_tokens = tokens;
       int touched = 1;
       for (int32_t e = 0; e < s.experts; ++e) touched += routing.indptr[e + 1] > routing.indptr[e];
-      for (const bool few : {false, true}) {
-        if (few && tokens > 8) continue;
-        StreamExpertsArgs args = f.device;
-        args.few_tokens = few ? tokens : 0;
-        const double alone = median_us([&](CudaStream stream) { stream_experts_cuda(stream, args); }).value();
-        const double in_chain = chained(random, args, s);
-        const double gbs = double{touched + 0.0} * 3 * s.hidden * s.ffn * (f8 ? 1 : 2) / alone * 1e-3;
-        std::printf("SPEED stream_experts%s %s tokens %d experts %d: %.1f us, in a chain %.1f us; %.0f GB/s %.3f\n",
-                    few ? "_few" : "", f8 ? "f8" : "bf16", tokens, touched, alone, in_chain, gbs, gbs / 4300);
-      }
+      const double alone = median_us([&](CudaStream stream) { stream_experts_cuda(stream, f.device); }).value();
+      const double in_chain = chained(random, f.device, s);
+      const double gbs = double{touched + 0.0} * 3 * s.hidden * s.ffn * (f8 ? 1 : 2) / alone * 1e-3;
+      std::printf("SPEED stream_experts %s tokens %d experts %d: %.1f us, in a chain %.1f us; %.0f GB/s %.3f\n",
+                  f8 ? "f8" : "bf16", tokens, touched, alone, in_chain, gbs, gbs / 4300);
     }
   }
 }
