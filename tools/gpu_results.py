@@ -57,7 +57,7 @@ def write(folder, name, source, metrics, notes):
         "name": name,
         "commit": source.get("commit") or os.environ.get("COMMIT", "unknown"),
         "hardware": source["hardware"],
-        "command": source["command"],
+        "command": source["command"].replace(str(folder), "$OUT"),
         "metrics": metrics,
         "notes": notes,
     }

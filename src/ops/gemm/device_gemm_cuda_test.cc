@@ -55,9 +55,11 @@ std::vector<float> random_x(TestRandom& random, const Case& c, int64_t rows) {
 }
 
 // Largest |difference| / |reference| of a row (Euclidean norms). The tensor cores sum FP8 products with about 14 bits,
-// BF16 outputs keep 8 bits, FP8 outputs 4: a value next to the middle of two may fall to either side.
+// BF16 outputs keep 8 bits, FP8 outputs 4: a value next to the middle of two may fall to either side, an eighth of the
+// power of two below it. Of a group the peak is exact; one other value, at most as large, may hold nearly all of the
+// rest of a row of 128: 1 / 8 / sqrt(2).
 double row_tolerance(const Case& c) {
-  if (c.f8_out) return 5e-2;  // roundings to E4M3 that fall the other way
+  if (c.f8_out) return 9e-2;
   const bool f8 = c.scale != WeightScale::kNone;
   return c.swiglu ? (f8 ? 1e-2 : 5e-3) : (f8 ? 6e-3 : 3e-3);
 }

@@ -337,15 +337,13 @@ __global__ void __launch_bounds__(kRouteThreads, 1)
     const int first_row = rank * rows_per_run;
     choose_run<kExperts>(args, partials, plan.splits, first_row, rows_per_run, tile * T::kRows + first_row, valid, bias,
                          scale, choice_rows + warp * kExperts, run_masks);
-    if (tile + tile_step < plan.tiles) {
-      cluster_arrive();  // nobody reads partial logits of this tile any more; at the end the grid's barrier says so
-      cluster_wait();
-    }
+    cluster_arrive();  // this block has read what it wanted of the others' partial logits
     __syncthreads();
     for (int i = threadIdx.x; i < kExperts; i += kRouteThreads) {
       masks[(int64_t{tile} * plan.splits + rank) * kExperts + i] = run_masks[i];
       run_masks[i] = 0;
     }
+    cluster_wait();  // nobody reads this block's any more: the next tile may overwrite them, or the block end
   }
   let_next_start();
   grid_barrier(static_cast<RouteCounters*>(args.scratch));
