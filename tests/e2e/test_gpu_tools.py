@@ -1,4 +1,5 @@
 """The scripts for a machine with a GPU, tried without one: stand-ins for test binaries, compute-sanitizer and nvidia-smi."""
+import importlib.util
 import json
 import os
 import pathlib
@@ -18,6 +19,7 @@ if [ "$1" = --gtest_list_tests ]; then
 fi
 t=${1#*=}
 case $t in
+  Good.Fine) [ "$VAYU_TEST_SHORT" = "$SANITIZED" ] || exit 1 ;;
   Bad.Fails) echo 'x.cc:3: Failure'; echo "[  FAILED  ] $t (3 ms)"; exit 1 ;;
   Bad.LeaksThenHangs) [ -z "$SANITIZED" ] || echo '========= Invalid __global__ read of size 4'; sleep 60 ;;
   Bad.Hangs) sleep 60 ;;
@@ -92,6 +94,35 @@ def test_a_clean_run_is_summarised(machine):
     proof = json.loads((machine / "out/h200_proof.json").read_text())
     assert proof["commit"] == "abc1234"
     assert proof["metrics"]["ops_racecheck_passed"] == 1 and proof["metrics"]["model_memcheck_failed"] == 0
+
+
+def race(write, read, kind="Read"):
+    return (f"========= Error: Race reported between Write access at void vayu::ops::<unnamed>::{write}\n"
+            f"=========     and {kind} access at void vayu::ops::<unnamed>::{read} [336 hazards]\n=========\n")
+
+
+def test_only_races_that_are_listed_are_explained():
+    spec = importlib.util.spec_from_file_location("gpu_tests", ROOT / "tools/gpu_tests.py")
+    gpu_tests = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(gpu_tests)
+    scales = ("gather_rows<(int)1>(const Params &, int)+0x5bf0 in stream_experts.cu:233",
+              "down_tile<(int)1, (int)8>(const Params &)+0x6eb0 in stream_experts.cu:383")
+
+    def judge(reports, counted, code=99, ended=True, end="[       OK ] A.B (1 ms)\n"):
+        summary = f"========= RACECHECK SUMMARY: {counted} hazards displayed ({counted} errors, 0 warnings)\n" if ended else ""
+        return gpu_tests.judge(gpu_tests.Job("racecheck", "ops", "A.B"), end + reports + summary, code, ended)
+
+    assert judge(race(*scales) * 2, 2) == "passed"
+    assert judge(race(*scales), 1, code=-9, ended=False) == "cut"
+    assert judge(race(*scales), 3) == "failed"  # not all displayed
+    assert judge(race(*scales), 1, end="[  FAILED  ] A.B\n") == "failed"
+    assert judge(race(*scales), 1, code=134) == "failed"
+    assert judge(race(*scales) + "========= Potential invalid __shared__ read of size 16 bytes\n", 1) == "failed"
+    assert judge(race(*scales) + race(scales[0], "gate_up_tile<(int)1>(int)+0x1 in stream_experts.cu:300"), 2) == "failed"
+    assert judge(race(*scales, kind="Write"), 1) == "failed"
+    assert judge(race(*scales).splitlines()[0] + "\n", 1) == "failed"
+    assert judge(race(*scales[::-1]), 1, ended=False) == "failed"
+    assert judge("", 0, code=0) == "passed"
 
 
 def test_sla_figures_of_a_small_server(tmp_path):

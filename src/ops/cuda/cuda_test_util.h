@@ -5,7 +5,9 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
+#include <initializer_list>
 #include <vector>
 
 #include "base/data_format.h"
@@ -19,6 +21,21 @@
   }
 
 namespace vayu::ops {
+
+// Under a sanitizer kernels take 10 to 100 times as long. tools/gpu_tests.py then sets VAYU_TEST_SHORT: fewer repeats
+// and smaller sizes, of every kind of case.
+inline bool short_tests() {
+  static const bool wanted = std::getenv("VAYU_TEST_SHORT") != nullptr;
+  return wanted;
+}
+template <class T>
+T unless_short(T usual, T brief) {
+  return short_tests() ? brief : usual;
+}
+template <class T>
+std::vector<T> unless_short(std::initializer_list<T> usual, std::initializer_list<T> brief) {
+  return short_tests() ? brief : usual;
+}
 
 // An array in device memory. Made of host values, or poisoned (0xFF: NaN in every float format, -1 as integer).
 template <class T>

@@ -14,7 +14,7 @@ Bf16 host_bf16(float v);  // round to nearest even
 
 std::vector<float> host_row(const ActRows& rows, int64_t row);                            // scales applied
 void store_host_row(const ActRows& rows, int64_t row, const std::vector<float>& values);  // by the rule of ActRows
-double host_dot(const DeviceMatrix& matrix, int64_t row, const std::vector<float>& x);    // scales applied
 std::vector<float> host_weight_row(const DeviceMatrix& matrix, int64_t row);              // scales applied
+double host_dot(const std::vector<float>& a, const std::vector<float>& b);
 
 }  // namespace vayu::ops

@@ -45,7 +45,7 @@ std::vector<int32_t> random_indptr(TestRandom& random, int32_t groups, int32_t n
 }
 
 std::vector<float> random_x(TestRandom& random, const Case& c, int64_t rows) {
-  std::vector<float> values = random.normals(rows * c.cols);
+  std::vector<float> values = many_normals(random, rows * c.cols);
   if (c.x_group == 0) return values;
   for (int64_t first = 0; first < rows * c.cols; first += c.x_group) {  // groups of very different sizes, zeros too
     const float factor = random.integer(0, 9) == 0 ? 0.0f : std::exp2(static_cast<float>(random.integer(-9, 3)));
@@ -147,7 +147,8 @@ TEST(DeviceGemmCuda, DenseIsTheReference) {
   TestRandom random;
   for (const WeightScale scale : {WeightScale::kNone, WeightScale::kRow, WeightScale::kBlock}) {
     const int32_t unit = scale == WeightScale::kBlock ? 128 : 16;
-    for (const int32_t rows : {1, 2, 15, 16, 17, 64, 100, 177, 192, 193, 400, 1000}) {
+    for (const int32_t rows :
+         unless_short({1, 2, 15, 16, 17, 64, 100, 177, 192, 193, 400, 1000}, {1, 16, 17, 100, 193})) {
       const int32_t x_group = scale == WeightScale::kBlock && rows % 2 == 0 ? 128 : 0;
       check(random, {.rows_per_group = 8 * random.integer(1, 90),
                      .cols = unit * random.integer(1, 768 / unit),
@@ -158,7 +159,11 @@ TEST(DeviceGemmCuda, DenseIsTheReference) {
       if (HasFatalFailure()) return;
     }
     check(random, {.rows_per_group = 512, .cols = 4096, .num_rows = 300, .scale = scale, .checked_rows = 40});
-    check(random, {.rows_per_group = 1024, .cols = 256, .num_rows = 8192, .scale = scale, .checked_rows = 200});
+    check(random, {.rows_per_group = 1024,
+                   .cols = 256,
+                   .num_rows = unless_short(8192, 1500),
+                   .scale = scale,
+                   .checked_rows = 200});
     if (HasFatalFailure()) return;
   }
 }
@@ -171,6 +176,7 @@ TEST(DeviceGemmCuda, EveryPlanIsTheReference) {
     for (const int32_t cluster : {1, 2}) {
       for (const int32_t x_group : {0, 128}) {
         for (const int32_t groups : {1, 5}) {
+          if (short_tests() && (width / 16 + cluster + x_group / 128 + groups / 5) % 2 == 0) continue;
           Case c{.groups = groups,
                  .rows_per_group = 256 * random.integer(1, 3),
                  .cols = 128 * random.integer(1, 8),
@@ -181,7 +187,7 @@ TEST(DeviceGemmCuda, EveryPlanIsTheReference) {
           args.weight.scale = c.scale;
           args.x.scale_group = x_group;
           c.plan = {width, random.integer(0, 1) == 0 ? 2 : device_gemm_stages(args, width), cluster};
-          c.checked_rows = 300;
+          c.checked_rows = 150;
           check(random, c);
           if (HasFatalFailure()) return;
         }
@@ -199,14 +205,14 @@ TEST(DeviceGemmCuda, ManyTilesABlockAreTheReference) {
       for (const int32_t x_group : {0, 128}) {
         for (const bool swiglu : {false, true}) {
           check(random, {.rows_per_group = 2048,
-                         .cols = 128 * random.integer(1, 12),
-                         .num_rows = 5000,
+                         .cols = 128 * random.integer(1, unless_short(12, 5)),
+                         .num_rows = unless_short(5000, 2000),  // 216 tiles or more, 168 of a short run
                          .x_group = x_group,
                          .swiglu = swiglu,
                          .f8_out = swiglu && random.integer(0, 1) == 0,
                          .gather = gather && cluster == 1,
-                         .plan = {static_cast<int32_t>(16 * random.integer(5, 12)), 3, cluster},
-                         .checked_rows = 100});
+                         .plan = {static_cast<int32_t>(16 * random.integer(5, unless_short(12, 6))), 3, cluster},
+                         .checked_rows = 60});
           if (HasFatalFailure()) return;
         }
       }
@@ -218,7 +224,7 @@ TEST(DeviceGemmCuda, GroupedIsTheReference) {
   VAYU_NEEDS_DEVICE();
   TestRandom random;
   for (const WeightScale scale : {WeightScale::kNone, WeightScale::kRow, WeightScale::kBlock}) {
-    for (const int32_t rows : {1, 9, 150, 700, 3000}) {
+    for (const int32_t rows : unless_short({1, 9, 150, 700, 3000}, {9, 150, 700})) {
       for (const bool gather : {false, true}) {
         Case c{.groups = static_cast<int32_t>(random.integer(2, 40)),
                .rows_per_group = 128 * random.integer(1, 5),
@@ -232,7 +238,7 @@ TEST(DeviceGemmCuda, GroupedIsTheReference) {
           c.rows_per_group += 8 * random.integer(0, 9);
           c.cols += 16 * random.integer(0, 7) * (c.x_group == 0 ? 1 : 0);
         }
-        c.checked_rows = 300;
+        c.checked_rows = 150;
         check(random, c);
         if (HasFatalFailure()) return;
       }
@@ -245,7 +251,7 @@ TEST(DeviceGemmCuda, SwigluIsTheReference) {
   VAYU_NEEDS_DEVICE();
   TestRandom random;
   for (const WeightScale scale : {WeightScale::kNone, WeightScale::kRow, WeightScale::kBlock}) {
-    for (const int32_t rows : {1, 40, 500, 2000}) {
+    for (const int32_t rows : unless_short({1, 40, 500, 2000}, {40, 500})) {
       for (const bool f8_out : {false, true}) {
         for (const bool gather : {false, true}) {
           Case c{.groups = static_cast<int32_t>(random.integer(1, 12)),
@@ -258,7 +264,7 @@ TEST(DeviceGemmCuda, SwigluIsTheReference) {
                  .f8_out = f8_out,
                  .gather = gather,
                  .scatter = rows == 500};
-          c.checked_rows = 200;
+          c.checked_rows = 150;
           check(random, c);
           if (HasFatalFailure()) return;
         }

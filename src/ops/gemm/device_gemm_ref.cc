@@ -14,9 +14,7 @@ std::vector<std::vector<float>> products(const DeviceMatrix& weight, int64_t fir
   for (int64_t row = 0; row < num_rows; ++row) {
     const std::vector<float> w = host_weight_row(weight, first_row + row);
     for (size_t i = 0; i < x.size(); ++i) {
-      double sum = 0;
-      for (size_t k = 0; k < w.size(); ++k) sum += double{x[i][k]} * w[k];
-      y[i][row] = static_cast<float>(sum);
+      y[i][row] = static_cast<float>(host_dot(w, x[i]));
     }
   }
   return y;

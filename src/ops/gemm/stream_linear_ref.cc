@@ -11,10 +11,12 @@ bool stream_linear_fits(const StreamLinearArgs& a) {
 }
 
 void stream_linear_ref(const StreamLinearArgs& a) {
-  for (int32_t r = 0; r < a.num_rows; ++r) {
-    const std::vector<float> x = host_row(a.x, r);
-    for (int64_t i = 0; i < a.weight.rows; ++i) {
-      const auto value = static_cast<float>(host_dot(a.weight, i, x));
+  std::vector<std::vector<float>> x;
+  for (int32_t r = 0; r < a.num_rows; ++r) x.push_back(host_row(a.x, r));
+  for (int64_t i = 0; i < a.weight.rows; ++i) {
+    const std::vector<float> weight = host_weight_row(a.weight, i);
+    for (int32_t r = 0; r < a.num_rows; ++r) {
+      const auto value = static_cast<float>(host_dot(weight, x[r]));
       if (a.y) {
         a.y[r * a.weight.rows + i] = host_bf16(value);
       } else {

@@ -128,7 +128,7 @@ TEST(CombineAddNormCuda, MatchesReference) {
   VAYU_NEEDS_DEVICE();
   TestRandom random;
   for (int64_t hidden : {8, 64, 576, 2048, 4096, 5120, 8208}) {
-    for (int32_t top_k : {1, 2, 6, 8, 9}) {
+    for (int32_t top_k : unless_short({1, 2, 6, 8, 9}, {1, 6, 9})) {
       Case c = random_case(random, random.integer(1, 30), top_k, hidden);
       check(c);
       c.with_norm = true;
@@ -138,7 +138,7 @@ TEST(CombineAddNormCuda, MatchesReference) {
       check(c);
     }
   }
-  check(random_case(random, 8192, 6, 80));
+  check(random_case(random, unless_short(8192, 1000), 6, 80));
 }
 
 TEST(CombineAddNormCuda, AbsentPairsAndBadRows) {

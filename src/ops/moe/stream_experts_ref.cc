@@ -20,13 +20,15 @@ void run_row(const StreamExpertsArgs& a, const DeviceMatrix& gate_up, const Devi
   std::vector<float> inner(ffn);
   for (int64_t i = 0; i < ffn; ++i) {
     const int64_t gate_row = expert * 2 * ffn + i / kGateUpInterleave * 2 * kGateUpInterleave + i % kGateUpInterleave;
-    const double gate = host_dot(gate_up, gate_row, x), up = host_dot(gate_up, gate_row + kGateUpInterleave, x);
+    const double gate = host_dot(host_weight_row(gate_up, gate_row), x);
+    const double up = host_dot(host_weight_row(gate_up, gate_row + kGateUpInterleave), x);
     inner[i] = static_cast<float>(gate / (1 + std::exp(-gate)) * up);
   }
   store_host_row(a.h, row, inner);
   inner = host_row(a.h, row);
   for (int64_t i = 0; i < hidden; ++i) {
-    a.out[row * hidden + i] = host_bf16(static_cast<float>(host_dot(down, expert * hidden + i, inner)));
+    a.out[row * hidden + i] =
+        host_bf16(static_cast<float>(host_dot(host_weight_row(down, expert * hidden + i), inner)));
   }
 }
 

@@ -20,12 +20,13 @@ TEST(QuantizeRowsCuda, MatchesReference) {
   VAYU_NEEDS_DEVICE();
   TestRandom random;
   for (int64_t cols : {16, 48, 256, 576, 1024, 4096, 4112, 8192, 8208, 16384}) {
-    for (int64_t num_rows : {1, 3, 40}) {
+    for (int64_t num_rows : unless_short({1, 3, 40}, {1, 11})) {
       const int64_t stride = cols + 8 * random.integer(0, 3);
       check(random_bf16(random, num_rows * stride, 3), stride, num_rows, cols);
     }
   }
-  check(random_bf16(random, 8192 * 128), 128, 8192, 128);
+  const int64_t many = unless_short(8192, 1000);
+  check(random_bf16(random, many * 128), 128, many, 128);
 }
 
 TEST(QuantizeRowsCuda, BadAndTinyRows) {

@@ -128,7 +128,8 @@ TEST(DeviceRopeCuda, MatchesReference) {
 TEST(DeviceRopeCuda, OurModelAndManyTokens) {
   VAYU_NEEDS_DEVICE();
   TestRandom random;
-  for (auto [tokens, q_heads, kv_heads] : {std::tuple<int64_t, int, int>{1, 64, 4}, {64, 64, 4}, {8192, 2, 1}}) {
+  for (auto [tokens, q_heads, kv_heads] :
+       {std::tuple<int64_t, int, int>{1, 64, 4}, {64, 64, 4}, {unless_short(8192, 1000), 2, 1}}) {
     Case c = make_case(random, tokens, q_heads, kv_heads, 64, 64);
     c.args.q_norm = c.q_norm.data();
     c.args.k_norm = c.k_norm.data();

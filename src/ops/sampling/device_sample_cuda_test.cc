@@ -93,8 +93,8 @@ TEST(DeviceSampleCuda, EqualsReferenceOnRandomTasks) {
   VAYU_NEEDS_DEVICE();
   TestRandom random;
   int mismatches = 0, draws = 0;
-  for (int64_t vocab : {1, 2, 17, 64, 1000, 1027, 5000, 32003}) {
-    for (float sigma : {0.0f, 0.01f, 1.0f, 4.0f}) {  // from all ties to one clear favourite
+  for (int64_t vocab : unless_short({1, 2, 17, 64, 1000, 1027, 5000, 32003}, {1, 17, 1027, 5000, 32003})) {
+    for (float sigma : unless_short({0.0f, 0.01f, 1.0f, 4.0f}, {0.0f, 1.0f})) {  // from all ties to one clear favourite
       // Clusters of 8, 4, 2 and 1 blocks.
       const int64_t sizes[] = {random.integer(1, 16), random.integer(17, 32), random.integer(33, 66), 67};
       for (int64_t count : sizes) {
@@ -121,7 +121,7 @@ TEST(DeviceSampleCuda, LargeVocabularyEqualsReference) {
   TestRandom random;
   constexpr int64_t kVocab = 262144;
   int mismatches = 0;
-  for (float sigma : {0.0f, 0.5f, 3.0f}) {
+  for (float sigma : unless_short({0.0f, 0.5f, 3.0f}, {0.0f, 3.0f})) {
     TestTasks all;
     for (int way = 0; way < 16; ++way) {
       SamplingParams& params = all.add();
@@ -215,7 +215,7 @@ TEST(DeviceSampleCuda, BrokenRowsAreReportedAndDisturbNobody) {
     }
     const std::vector<float> logits = random.normals(kRows * vocab);
     const std::vector<SampleResult> expected = run(logits, all.tasks);
-    for (int broken_row : {2, 3, 4}) {
+    for (int broken_row : unless_short({2, 3, 4}, {vocab < 10000 ? 2 : 4})) {
       for (int way = 0; way < 7; ++way) {
         std::vector<float> broken = logits;
         std::vector<SampleTask> tasks = all.tasks;
@@ -267,7 +267,7 @@ TEST(DeviceSampleCuda, ATaskGivesTheSameInAnyBatchAndEveryTime) {
   const std::vector<float> logits = random_logits(random, kRows, kVocab, 1);
   const std::vector<SampleResult> batch = run(logits, all.tasks);
   EXPECT_EQ(compare(run(logits, all.tasks), batch, all.tasks, "again"), 0);
-  for (int i = 0; i < kRows; ++i) {
+  for (int i = 0; i < kRows; i += unless_short(1, 5)) {
     const std::vector<float> row(logits.begin() + i * kVocab, logits.begin() + (i + 1) * kVocab);
     const SampleResult alone = run(row, {all.tasks[i]})[0];
     ASSERT_EQ(alone.token, batch[i].token) << i;
