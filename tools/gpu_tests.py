@@ -105,8 +105,8 @@ def judge(job, text, code, ended):
     found = re.findall(SUMMARY[job.tool], text) if job.tool in SUMMARY else []
     counts = [int(n or 0) for pair in found for n in pair]
     races, explained = explained_races(text)
-    # All of what the summary counts has to be among the explained: reports beyond the limit of the tool are not displayed.
-    if explained and (sum(counts) == races if ended else not found):
+    # All that the summary counts, reports or their pairs, has to be explained: beyond the tool's limit nothing is displayed.
+    if explained and (sum(counts) in (races, len(re.findall(r"=========     and (?:Read|Write) access", text))) if ended else not found):
         counts, code = [], 0 if code == FOUND_ERRORS else code
         text = re.sub(r"========= (Error|Warning): Race reported.*", "", text)
     broken = ("[  FAILED  ]" in text or any(counts) or re.search(r"========= (Error|Warning): Race|========= (Potential i|I)nvalid ", text))
