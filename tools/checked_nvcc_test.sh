@@ -3,6 +3,7 @@
 set -euo pipefail
 checked=$(cd "$(dirname "$0")" && pwd)/checked_nvcc.sh
 export CCACHE_DIR
+unset CCACHE_DISABLE
 dir=$(mktemp -d)
 trap 'rm -rf "$dir"' EXIT
 cd "$dir"
