@@ -32,10 +32,10 @@ ctest --test-dir build --output-on-failure
 
 # Instrumented builds go on behind the tests, one after the other, so that both keep the cores busy. Each has its unit tests run
 # on models small enough for instrumented code (no VAYU_TEST_MODEL); the thread sanitizer gets folders that have threads.
-threaded="base telemetry ops engine"
+threaded="base telemetry ops"
 fuzz_seconds=60
 fuzzers="gguf_fuzz jinja_fuzz json_request_fuzz safetensors_fuzz tokenizer_fuzz tokenizer_json_fuzz"
-[ $full = no ] || threaded+=" model server"
+[ $full = no ] || threaded+=" engine model server"
 build_in_background() {
   local dir=$1
   shift
