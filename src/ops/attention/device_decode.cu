@@ -192,7 +192,7 @@ __device__ __forceinline__ float4 combine(const DecodeParams& p, const CombinePl
       new_max = fmaxf(new_max, __shfl_xor_sync(0xffffffffu, new_max, offset));
     }
     new_max = fmaxf(max, new_max);
-    const float old_weight = base == 0 ? 0.0f : exp2_fast(max - new_max), weight = exp2_fast(stats.x - new_max);
+    const float old_weight = base == 0 ? 0.0f : exp2_approx(max - new_max), weight = exp2_approx(stats.x - new_max);
     max = new_max;
     float added = weight * stats.y;
     for (int offset = lanes / 2; offset > 0; offset /= 2) added += __shfl_xor_sync(0xffffffffu, added, offset);

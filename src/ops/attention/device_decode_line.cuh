@@ -182,7 +182,7 @@ struct WarpResults {
     for (int w = 0; w < kWarps; ++w) {
       // A warp without a tile has seen -infinity; NaN in its sum must survive, so it is multiplied and not skipped.
       const float2 mine = stats[w][head];
-      const float weight = mine.x == -__int_as_float(0x7f800000) ? 0.0f : exp2_fast(mine.x - max);
+      const float weight = mine.x == -__int_as_float(0x7f800000) ? 0.0f : exp2_approx(mine.x - max);
       const float4 v = *reinterpret_cast<const float4*>(&out[w][head][4 * vector]);
       sum += weight * mine.y;
       all.x += weight * v.x, all.y += weight * v.y, all.z += weight * v.z, all.w += weight * v.w;

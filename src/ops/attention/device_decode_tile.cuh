@@ -27,12 +27,6 @@
 
 namespace vayu::ops {
 
-__device__ __forceinline__ float exp2_fast(float v) {
-  float out;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(out) : "f"(v));
-  return out;
-}
-
 template <bool kF8>
 __device__ __forceinline__ void mma_16x8x16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   if constexpr (kF8) {
@@ -277,7 +271,7 @@ struct DecodeState {
       peak = fmaxf(peak, __shfl_xor_sync(0xffffffffu, peak, 1));
       peak = fmaxf(peak, __shfl_xor_sync(0xffffffffu, peak, 2));
       const float new_max = fmaxf(max[r], peak * factor[r]);
-      const float rescale = exp2_fast(max[r] - new_max);
+      const float rescale = exp2_approx(max[r] - new_max);
       max[r] = new_max;
       sum[r] *= rescale;
 #pragma unroll
@@ -285,7 +279,7 @@ struct DecodeState {
 #pragma unroll
         for (int u = 0; u < 2; ++u) {
           float& s = score[n][2 * r + u];
-          s = exp2_fast(fmaf(s, factor[r], -new_max));
+          s = exp2_approx(fmaf(s, factor[r], -new_max));
           sum[r] += s;
         }
       }

@@ -208,7 +208,7 @@ __device__ __forceinline__ void attend(const MlaParams& p, MlaShared& shared, co
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     const float new_max = fmaxf(state.max[h], fmaxf(peak[h], h == 0 ? other.x : other.y) * p.scale_log2);
-    rescale[h] = exp2_fast(state.max[h] - new_max);
+    rescale[h] = exp2_approx(state.max[h] - new_max);
     state.max[h] = new_max;
     state.sum[h] *= rescale[h];
 #pragma unroll
@@ -216,7 +216,7 @@ __device__ __forceinline__ void attend(const MlaParams& p, MlaShared& shared, co
 #pragma unroll
       for (int u = 0; u < 2; ++u) {
         float& s = score[4 * j + 2 * h + u];
-        s = exp2_fast(fmaf(s, p.scale_log2, -new_max));
+        s = exp2_approx(fmaf(s, p.scale_log2, -new_max));
         state.sum[h] += s;
       }
     }
@@ -372,7 +372,7 @@ __global__ void __launch_bounds__(kThreads) combine_kernel(const MlaParams p) {
       float v[8];
       load_bf16x8(p.partials + row * p.latent_dim + column, v);
       const float new_max = fmaxf(max, stats.x);
-      const float old_weight = exp2_fast(max - new_max), weight = exp2_fast(stats.x - new_max) * stats.y;
+      const float old_weight = exp2_approx(max - new_max), weight = exp2_approx(stats.x - new_max) * stats.y;
       max = new_max;
       sum = sum * old_weight + weight;
 #pragma unroll

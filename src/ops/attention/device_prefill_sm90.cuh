@@ -111,11 +111,6 @@ __device__ __forceinline__ float max_nan(float a, float b) {
   asm("max.NaN.f32 %0, %1, %2;" : "=f"(v) : "f"(a), "f"(b));
   return v;
 }
-__device__ __forceinline__ float exp2_unit(float x) {
-  float v;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(v) : "f"(x));
-  return v;
-}
 
 // --- the feeding warpgroup
 
@@ -246,7 +241,7 @@ struct Softmax {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const float raised = max_nan(base[h], top[h]);
-      factor[h] = raised == __int_as_float(0xff800000) ? 1.0f : exp2_unit((base[h] - raised) * scale_log2);
+      factor[h] = raised == __int_as_float(0xff800000) ? 1.0f : exp2_approx((base[h] - raised) * scale_log2);
       base[h] = raised;
       sum[h] *= factor[h];
     }
@@ -274,7 +269,7 @@ struct Softmax {
       for (int j = 0; j < 16; ++j) {
         float* pair = s + 4 * j + 2 * h;
 #pragma unroll
-        for (int c = 0; c < 2; ++c) pair[c] = exp2_unit(fmaf(pair[c], scale_log2, -shift));
+        for (int c = 0; c < 2; ++c) pair[c] = exp2_approx(fmaf(pair[c], scale_log2, -shift));
         sum[h] += pair[0];
         odd += pair[1];
       }

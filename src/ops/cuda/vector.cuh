@@ -50,6 +50,13 @@ __device__ __forceinline__ void store_bf16x8(Bf16* p, const float* v) {
   *reinterpret_cast<Bytes16*>(p) = out;
 }
 
+// 2^v to 2 units in the last place; results below the normal range are 0.
+__device__ __forceinline__ float exp2_approx(float v) {
+  float out;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(out) : "f"(v));
+  return out;
+}
+
 // Largest magnitude, kept so that NaN wins: fmaxf drops it.
 __device__ __forceinline__ float max_keep_nan(float a, float b) { return (a > b || a != a) ? a : b; }
 

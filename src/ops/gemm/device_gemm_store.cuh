@@ -62,12 +62,6 @@ __device__ __forceinline__ void turn_linear(uint32_t area, const TileInfo& tile,
   }
 }
 
-__device__ __forceinline__ float exp2_approx(float v) {
-  float out;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(out) : "f"(v));
-  return out;
-}
-
 // silu(g) u for two pairs, one reciprocal for both. 2^60 stands for larger exp(-g), where silu is below 1e-16 either
 // way; a NaN comes back by the factor g.
 __device__ __forceinline__ float2 swiglu(float g0, float u0, float g1, float u1) {
