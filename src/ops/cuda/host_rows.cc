@@ -90,7 +90,7 @@ std::vector<float> host_weight_row(const DeviceMatrix& matrix, int64_t row) {
     for (int64_t i = 0; i < matrix.cols; ++i) out[i] = values[bytes[i].bits] * scale;
     return out;
   }
-  const float* scales = matrix.scales + row / kScaleGroup * (matrix.cols / kScaleGroup);
+  const float* scales = matrix.scales + row / kScaleBlockRows * (matrix.cols / kScaleGroup);
   for (int64_t i = 0; i < matrix.cols; ++i) out[i] = values[bytes[i].bits] * scales[i / kScaleGroup];
   return out;
 }

@@ -50,8 +50,7 @@ class TestMatrix {
     device_bytes_.set(bytes_);
     host_ = {bytes_.data(), nullptr, scale, rows, cols};
     if (f8) {
-      const int64_t count = scale == WeightScale::kRow ? rows : (rows + 127) / 128 * (cols / 128);
-      scales_.resize(count);
+      scales_.resize(host_.num_scales());
       for (float& v : scales_)
         v = static_cast<float>(0.5 + random.uniform()) / 40.0f / std::sqrt(static_cast<float>(cols));
       device_scales_ = std::make_unique<DeviceArray<float>>(scales_);

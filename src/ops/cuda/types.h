@@ -19,7 +19,8 @@ struct F8E4M3 {
 
 constexpr float kF8Max = 448.0f;  // largest finite E4M3
 constexpr float kF8TinyPeak = 1e-30f;
-constexpr int32_t kScaleGroup = 128;       // elements of a row under one scale, and the edge of a block of weights
+constexpr int32_t kScaleGroup = 128;       // elements of a row under one scale
+constexpr int32_t kScaleBlockRows = 64;    // rows of a weight under one scale of a block: see DeviceMatrix
 constexpr int32_t kGateUpInterleave = 64;  // see DeviceMatrix
 
 // Rows of activations. FP8 rows carry scales: value = element * scale.
@@ -38,13 +39,16 @@ struct ActRows {
 enum class WeightScale : uint8_t {
   kNone,   // BF16 weights
   kRow,    // scales (rows): one an output
-  kBlock,  // scales (ceil(rows / 128), cols / 128)
+  kBlock,  // scales (ceil(rows / 64), cols / 128): one for 64 rows and 128 columns; only with cols % 128 == 0
 };
 
 // y = x W^T with W (rows, cols) = (out, in), row-major, every row 16-byte aligned. Weight value = element * scale.
 // A gate-up matrix holds 2 * ffn rows interleaved by 64: rows [128 b, 128 b + 64) are gate rows [64 b, 64 b + 64) and
-// the 64 rows behind them the up rows of the same outputs, so that one tile holds both halves of an output. Its row
-// scales are interleaved likewise. Experts are stacked: expert e begins at row e * rows_per_expert.
+// the 64 rows behind them the up rows of the same outputs, so that one tile holds both halves of an output. Its scales
+// are interleaved likewise, those of rows by 64, those of blocks by one. Experts are stacked: expert e begins at row
+// e * rows_per_expert, its block scales at row e * rows_per_expert / 64 of the scales (rows_per_expert % 64 == 0).
+// Checkpoints scale blocks of 128 x 128. A block has 64 rows here, so that a matrix keeps its checkpoint's scales where
+// its rows are interleaved, and where parts of 64 rows are joined: each of a checkpoint's scales stands twice.
 struct DeviceMatrix {
   const void* data = nullptr;  // Bf16 or F8E4M3
   const float* scales = nullptr;
@@ -53,6 +57,10 @@ struct DeviceMatrix {
   int64_t cols = 0;
   bool is_f8() const { return scale != WeightScale::kNone; }
   int64_t row_bytes() const { return cols * (is_f8() ? 1 : 2); }
+  int64_t num_scales() const {
+    if (scale == WeightScale::kBlock) return (rows + kScaleBlockRows - 1) / kScaleBlockRows * (cols / kScaleGroup);
+    return scale == WeightScale::kRow ? rows : 0;
+  }
 };
 
 enum class DeviceKvFormat : uint8_t { kBF16, kF8E4M3 };
