@@ -11,6 +11,7 @@ for binary in "${binaries[@]}"; do strip -o "build-gpu/bin/$(basename "$binary")
 ldd "${binaries[@]}" | awk '/=>/ {print $3}' | sort -u | grep -vE '/(libc|libm|libdl|librt|libpthread|libstdc\+\+|libgcc_s)\.so' |
   xargs -I{} cp -L {} build-gpu/lib/
 cp -L /usr/local/cuda/lib64/libcupti.so.13 build-gpu/lib/ 2>/dev/null || true  # opened by name: vayu profile
+g++ -std=c++20 -O1 -shared -fPIC -I/usr/local/cuda/include tools/gpu_fault.cc -o build-gpu/lib/gpu_fault.so -ldl
 git describe --always --dirty >build-gpu/bin/commit
 tar -C build-gpu -cf - bin lib | xz -T0 -2 >build-gpu/pack.tar.xz
 rm -rf build-gpu/bin build-gpu/lib

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # The proof of the CUDA backend, on a machine with a Hopper GPU, from the root of the tree after tools/gpu_pack.sh:
 #   tools/gpu_proof.sh tests [FILTER]     every op against its reference and whole models against oracle and CPU
-#   tools/gpu_proof.sh sanitize [FILTER]  the same under compute-sanitizer: memcheck for all, racecheck for the ops; 300 s
+#   tools/gpu_proof.sh sanitize [FILTER]  the same under compute-sanitizer: memcheck for all, racecheck for the ops; 5 min
+#   tools/gpu_proof.sh fault              a device that is lost under load: requests fail with the reason, the process ends; 30 s
 #   tools/gpu_proof.sh speed [FILTER]     the time of every op beside its ceiling
 # Logs and counts go to $OUT (default build-gpu/out); tools/gpu_results.py makes h200_proof.json of the counts.
 set -uo pipefail
@@ -9,6 +10,7 @@ cd "$(dirname "$0")/.."
 . tools/gpu_env.sh
 case "${1:-tests}" in
   tests | sanitize) python3 tools/gpu_tests.py "$@" ;;
+  fault) python3 tools/gpu_fault.py ;;
   speed)
     VAYU_SPEED=1 build-gpu/bin/ops_cuda_test --gtest_filter="${2:-*}Speed*" >"$OUT/speed.log" 2>&1
     failed=$?

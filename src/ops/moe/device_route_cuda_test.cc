@@ -296,7 +296,7 @@ TEST(DeviceRouteCuda, OtherShapes) {
        .score = RouterScore::kSoftmax},
   };
   for (const RouterShape& shape : shapes) {
-    for (const int32_t tokens : unless_short({1, 5, 40, 128, 129, 300, 1111}, {5, 40, 129, 300})) {
+    for (const int32_t tokens : unless_short({1, 5, 40, 128, 129, 300, 1111}, {5, 129})) {
       check(random, Inputs(random, shape, tokens, random.integer(0, 1) == 1));
     }
   }

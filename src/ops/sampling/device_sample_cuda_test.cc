@@ -89,6 +89,24 @@ int compare(const std::vector<SampleResult>& results, const std::vector<SampleRe
   return mismatches;
 }
 
+// Every pass of the draw at a size that racecheck takes: it needs seconds a row.
+TEST(DeviceSampleCuda, EveryPassOnce) {
+  VAYU_NEEDS_DEVICE();
+  TestRandom random;
+  constexpr int64_t kVocab = 3000;
+  TestTasks all;
+  all.add().top_p = 0.9f;              // histogram by distance, gathered bin
+  all.add().top_k = 2000;              // more than a list: histogram by key
+  all.add().logprobs = 20;             // sorted list beside a draw
+  SamplingParams& edited = all.add();  // a copy of the row, and its scan
+  edited.repetition_penalty = 1.3f;
+  edited.logit_bias = {{7, 2.0f}, {8, -100.0f}};
+  edited.min_p = 0.05f;
+  all.set_lists({1, 2, 3, 2999}, 2, {5});
+  const std::vector<float> logits = random.normals(static_cast<int64_t>(all.tasks.size()) * kVocab, 0.3f);
+  EXPECT_LE(compare(run(logits, all.tasks), sample_by_reference(logits, all.tasks), all.tasks, "passes"), 1);
+}
+
 TEST(DeviceSampleCuda, EqualsReferenceOnRandomTasks) {
   VAYU_NEEDS_DEVICE();
   TestRandom random;
