@@ -102,25 +102,32 @@ class Planner {
     return count;
   }
 
-  // Every tile for every head: groups of heads one after the other, in a group the heaviest tile first.
-  void add_items(const MlaPrefillPass& pass, int32_t num_tiles) {
-    VAYU_CHECK(plan_.num_items + int64_t{num_tiles} * plan_.num_heads <= plan_.max_items, "more than {} items",
-               plan_.max_items);
-    const int64_t fitting = kGroupBytes / (int64_t{pass.num_pages} * kPageSize * kHeadRowBytes);
-    const auto group = static_cast<int32_t>(std::clamp<int64_t>(fitting, 1, plan_.num_heads));
-    for (int32_t begin = 0; begin < plan_.num_heads; begin += group) {
-      const int32_t end = std::min(begin + group, plan_.num_heads);
-      for (int32_t i = 0; i < num_tiles; ++i) {
-        for (int32_t head = begin; head < end; ++head) {
-          MlaPrefillItem& item = plan_.items[plan_.num_items++] = plan_.tiles[i];
-          item.head = head;
-        }
+  void add_items(int32_t first_tile, int32_t end_tile, int32_t first_head, int32_t end_head) {
+    for (int32_t i = first_tile; i < end_tile; ++i) {
+      for (int32_t head = first_head; head < end_head; ++head) {
+        MlaPrefillItem& item = plan_.items[plan_.num_items++] = plan_.tiles[i];
+        item.head = head;
       }
     }
   }
 
+  // Every tile for every head: groups of heads one after the other, in a group the heaviest tile first. The lightest
+  // tiles, which read the least, come last and for all heads: as many as keep every thread block busy for as long as
+  // the heaviest takes, so that they even out what the groups left.
+  void add_items(const MlaPrefillPass& pass, int32_t num_tiles) {
+    const int32_t heads = plan_.num_heads;
+    VAYU_CHECK(plan_.num_items + int64_t{num_tiles} * heads <= plan_.max_items, "more than {} items", plan_.max_items);
+    const int64_t wanted = int64_t{plan_.tiles[0].num_blocks} * plan_.num_blocks;
+    int32_t heavy = num_tiles;
+    for (int64_t light = 0; heavy > 0 && light < wanted;) light += int64_t{plan_.tiles[--heavy].num_blocks} * heads;
+    const int64_t fitting = kGroupBytes / (int64_t{pass.num_pages} * kPageSize * kHeadRowBytes);
+    const auto group = static_cast<int32_t>(std::clamp<int64_t>(fitting, 1, heads));
+    for (int32_t head = 0; head < heads; head += group) add_items(0, heavy, head, std::min(head + group, heads));
+    add_items(heavy, num_tiles, 0, heads);
+  }
+
   // In their order, each to the thread block that is through first (Graham's list scheduling, Bell System Technical
-  // Journal 45, 1966). The last group ends with its lightest tiles, so thread blocks end nearly together.
+  // Journal 45, 1966).
   void deal(MlaPrefillPass& pass) {
     pass.first_item = plan_.num_items;
     add_items(pass, add_tiles(pass));
