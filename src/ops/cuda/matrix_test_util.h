@@ -62,6 +62,11 @@ class TestMatrix {
   }
   const DeviceMatrix& host() const { return host_; }
   const DeviceMatrix& device() const { return device_; }
+  const std::vector<float>& scales() const { return scales_; }
+  void set_scales(const std::vector<float>& scales) {  // as many
+    std::copy(scales.begin(), scales.end(), scales_.begin());
+    device_scales_->set(scales_);
+  }
 
  private:
   std::vector<uint8_t> bytes_;

@@ -39,7 +39,7 @@ struct ActRows {
 enum class WeightScale : uint8_t {
   kNone,   // BF16 weights
   kRow,    // scales (rows): one an output
-  kBlock,  // scales (ceil(rows / 64), cols / 128): one for 64 rows and 128 columns; only with cols % 128 == 0
+  kBlock,  // scales (ceil(rows / 64), cols / 128): one for 64 rows and 128 columns, none below 0; cols % 128 == 0
 };
 
 // y = x W^T with W (rows, cols) = (out, in), row-major, every row 16-byte aligned. Weight value = element * scale.

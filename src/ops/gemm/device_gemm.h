@@ -13,7 +13,7 @@
 namespace vayu::ops {
 
 struct DeviceGemmArgs {
-  DeviceMatrix weight;  // (num_groups * rows_per_group, cols); several groups with kBlock: rows_per_group % 128 == 0
+  DeviceMatrix weight;  // (num_groups * rows_per_group, cols); several groups with kBlock: rows_per_group % 64 == 0
   ActRows x;            // (any, cols) FP8 or BF16 like the weight; as many rows as num_rows when x_rows is null
   // linear: BF16 (any, rows_per_group). swiglu: (any, rows_per_group / 2) in BF16, or in FP8 with kScaleGroup.
   ActRows out;

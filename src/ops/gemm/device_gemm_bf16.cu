@@ -2,6 +2,8 @@
 
 namespace vayu::ops {
 
-void launch_gemm_bf16(CudaStream stream, const GemmLaunch& launch) { launch_gemm<Bf16Products, false>(stream, launch); }
+void launch_gemm_bf16(CudaStream stream, const GemmLaunch& launch) {
+  launch_gemm<Bf16Products, ScalesAlongK::kNone>(stream, launch);
+}
 
 }  // namespace vayu::ops

@@ -100,9 +100,9 @@ __device__ __forceinline__ void multiply(const GemmShape& shape, const GemmShare
 // Columns times their factors of a stage. One load of four factors serves both blocks: the loads cost shared memory as
 // much as the products' operands do.
 template <int N>
-__device__ __forceinline__ void apply_factors(float (&low)[N / 2], float (&high)[N / 2], const StageFactors& factors,
+__device__ __forceinline__ void apply_columns(float (&low)[N / 2], float (&high)[N / 2], const StageFactors& factors,
                                               const Consumer& me) {
-  const float* mine = factors.factor[me.group][me.lane % 4];
+  const float* mine = factors.column[me.lane % 4];
 #pragma unroll
   for (int j = 0; j < N / 8; j += 2) {
     const float4 f = *reinterpret_cast<const float4*>(mine + 2 * j);
@@ -115,8 +115,31 @@ __device__ __forceinline__ void apply_factors(float (&low)[N / 2], float (&high)
   }
 }
 
+template <int N>
+__device__ __forceinline__ void apply_blocks(float (&low)[N / 2], float (&high)[N / 2], const StageFactors& factors,
+                                             const Consumer& me) {
+  const float2 f = *reinterpret_cast<const float2*>(&factors.block[2 * me.group]);
+#pragma unroll
+  for (int i = 0; i < N / 2; ++i) {
+    low[i] *= f.x;
+    high[i] *= f.y;
+  }
+}
+
+// The factors of blocks and columns one after another: multiplied with each other first they take registers, and 3 KB
+// were spilled.
+template <ScalesAlongK kScales, int N>
+__device__ __forceinline__ void apply_factors(const GemmShape& shape, float (&low)[N / 2], float (&high)[N / 2],
+                                              const StageFactors& factors, const Consumer& me) {
+  if constexpr (kScales == ScalesAlongK::kBlocks) {
+    apply_blocks<N>(low, high, factors, me);
+    if (!shape.x_group_scales) return;
+  }
+  apply_columns<N>(low, high, factors, me);
+}
+
 // The same with factors behind each stage (ScaleChain). While one warpgroup applies them, the other's products run.
-template <class Products, int N>
+template <class Products, ScalesAlongK kScales, int N>
 __device__ __forceinline__ void multiply_scaled(const GemmShape& shape, const GemmShared& shared, const Consumer& me,
                                                 RingPlace& place, Sums& sums) {
   auto& low = reinterpret_cast<float(&)[N / 2]>(sums[0]);
@@ -132,7 +155,7 @@ __device__ __forceinline__ void multiply_scaled(const GemmShape& shape, const Ge
     wgmma_wait<0>();
     wgmma_pin(low);
     wgmma_pin(high);
-    apply_factors<N>(low, high, shared.factors[place.stage], me);
+    apply_factors<kScales, N>(shape, low, high, shared.factors[place.stage], me);
     wgmma_pin(low);
     wgmma_pin(high);
     if (step + 1 == shape.steps) break;
@@ -144,23 +167,23 @@ __device__ __forceinline__ void multiply_scaled(const GemmShape& shape, const Ge
   }
 }
 
-template <class Products, bool kScaled, int N>
+template <class Products, ScalesAlongK kScales, int N>
 __device__ __forceinline__ void multiply_tile(const GemmShape& shape, const GemmShared& shared, const Consumer& me,
                                               RingPlace& place, Sums& sums) {
-  if constexpr (kScaled) {
-    multiply_scaled<Products, N>(shape, shared, me, place, sums);
+  if constexpr (kScales != ScalesAlongK::kNone) {
+    multiply_scaled<Products, kScales, N>(shape, shared, me, place, sums);
   } else {
     multiply<Products, N>(shape, shared, me, place, sums);
   }
 }
 
-template <class Products, bool kScaled>
+template <class Products, ScalesAlongK kScales>
 __device__ __forceinline__ void multiply_any(int32_t width, const GemmShape& shape, const GemmShared& shared,
                                              const Consumer& me, RingPlace& place, Sums& sums) {
   switch (width) {
 #define VAYU_WIDTH(N)                                                    \
   case N:                                                                \
-    multiply_tile<Products, kScaled, N>(shape, shared, me, place, sums); \
+    multiply_tile<Products, kScales, N>(shape, shared, me, place, sums); \
     break;
     VAYU_WIDTH(16)
     VAYU_WIDTH(32)

@@ -58,7 +58,7 @@ void check_args(const DeviceGemmArgs& args, const DeviceGemmPlan& plan) {
              rows);
   if (scaled_along_k(args)) VAYU_CHECK(args.weight.cols % kScaleGroup == 0, "{} columns", args.weight.cols);
   if (args.weight.scale == WeightScale::kBlock) {
-    VAYU_CHECK(args.num_groups == 1 || rows % kScaleGroup == 0, "{} rows a group in blocks of 128", rows);
+    VAYU_CHECK(args.num_groups == 1 || rows % kScaleBlockRows == 0, "{} rows a group in blocks of 64", rows);
   }
   VAYU_CHECK(plan.max_width % kTileWidthStep == 0 && plan.max_width > 0 && plan.max_width <= kTileMaxWidth, "width {}",
              plan.max_width);
@@ -80,7 +80,7 @@ GemmShape make_shape(const DeviceGemmArgs& args, const DeviceGemmPlan& plan) {
   shape.num_rows = args.num_rows;
   shape.num_groups = args.num_groups;
   shape.rows_per_group = static_cast<int32_t>(args.rows_per_group());
-  shape.weight_blocks = divide_up(static_cast<int32_t>(weight.rows), kScaleGroup);
+  shape.weight_blocks = divide_up(static_cast<int32_t>(weight.rows), kScaleBlockRows);
   shape.row_bytes = static_cast<int32_t>(weight.row_bytes());
   shape.steps = std::max(2, divide_up(shape.row_bytes, 128));
   shape.out_cols = static_cast<int32_t>(args.out.cols);
@@ -147,6 +147,8 @@ void device_gemm_cuda(CudaStream stream, const DeviceGemmArgs& args, const Devic
   launch.shared_bytes = shared_bytes(args, plan.max_width, plan.stages);
   if (!args.weight.is_f8()) {
     launch_gemm_bf16(stream, launch);
+  } else if (launch.shape.block_scales) {
+    launch_gemm_f8_blocks(stream, launch);
   } else if (scaled_along_k(args)) {
     launch_gemm_f8_scaled(stream, launch);
   } else {

@@ -2,6 +2,8 @@
 
 namespace vayu::ops {
 
-void launch_gemm_f8(CudaStream stream, const GemmLaunch& launch) { launch_gemm<F8Products, false>(stream, launch); }
+void launch_gemm_f8(CudaStream stream, const GemmLaunch& launch) {
+  launch_gemm<F8Products, ScalesAlongK::kNone>(stream, launch);
+}
 
 }  // namespace vayu::ops

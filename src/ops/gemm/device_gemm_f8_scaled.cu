@@ -3,7 +3,7 @@
 namespace vayu::ops {
 
 void launch_gemm_f8_scaled(CudaStream stream, const GemmLaunch& launch) {
-  launch_gemm<F8Products, true>(stream, launch);
+  launch_gemm<F8Products, ScalesAlongK::kColumns>(stream, launch);
 }
 
 }  // namespace vayu::ops

@@ -17,11 +17,12 @@ namespace vayu::ops {
 constexpr int kProducerRegisters = 56;
 constexpr int kConsumerRegisters = 224;
 
-template <bool kScaled>
+template <ScalesAlongK kScales>
 __device__ __forceinline__ void init_barriers(const GemmShape& shape, GemmFixed& fixed) {
   const bool gather = shape.x_rows != nullptr;
   for (int32_t i = 0; i < shape.stages; ++i) {
-    barrier_init(&fixed.full[i], 1 + (gather ? kProducerThreads : 0) + (kScaled ? kInfoThreads : 0));
+    barrier_init(&fixed.full[i],
+                 1 + (gather ? kProducerThreads : 0) + (kScales != ScalesAlongK::kNone ? kInfoThreads : 0));
     barrier_init(&fixed.empty[i], kConsumerThreads / 32 * shape.cluster);
   }
   for (int i = 0; i < 2; ++i) {
@@ -37,7 +38,7 @@ __device__ __forceinline__ void meet_cluster(const GemmShape& shape) {
   cluster_wait();
 }
 
-template <class Products, bool kScaled>
+template <class Products, ScalesAlongK kScales>
 __device__ __forceinline__ void consume(const GemmShape& shape, const GemmShared& shared) {
   const Consumer me;
   RingPlace place;
@@ -50,7 +51,7 @@ __device__ __forceinline__ void consume(const GemmShape& shape, const GemmShared
 #pragma unroll
     for (int i = 0; i < kMaxSums; ++i) asm volatile("" : "=f"(sums[0][i]), "=f"(sums[1][i]));
     const RowScales scales = load_row_scales(shape, tile, me);
-    multiply_any<Products, kScaled>(width, shape, shared, me, place, sums);
+    multiply_any<Products, kScales>(width, shape, shared, me, place, sums);
     store_tile(shape, shared, tile, scales, me, place, sums);
     fence_shared_for_async();  // the copy engine writes next where the stores worked
     __syncwarp();
@@ -61,12 +62,12 @@ __device__ __forceinline__ void consume(const GemmShape& shape, const GemmShared
   }
 }
 
-template <class Products, bool kScaled>
+template <class Products, ScalesAlongK kScales>
 __global__ void __launch_bounds__(kGemmThreads, 1)
     gemm_kernel(const __grid_constant__ GemmMaps maps, const __grid_constant__ GemmShape shape) {
   extern __shared__ __align__(1024) uint8_t memory[];
   const GemmShared shared(memory, shape);
-  if (threadIdx.x == 0) init_barriers<kScaled>(shape, *shared.fixed);
+  if (threadIdx.x == 0) init_barriers<kScales>(shape, *shared.fixed);
   wait_for_inputs();
   let_next_start();
   list_units(shape, *shared.fixed);
@@ -74,22 +75,22 @@ __global__ void __launch_bounds__(kGemmThreads, 1)
   meet_cluster(shape);  // no block sends to another before that one's barriers are there
   if (threadIdx.x < kProducerThreads) {
     give_registers<kProducerRegisters>();
-    produce<kScaled>(maps, shape, shared);
+    produce<kScales>(maps, shape, shared);
   } else {
     take_registers<kConsumerRegisters>();
-    consume<Products, kScaled>(shape, shared);
+    consume<Products, kScales>(shape, shared);
   }
   __syncwarp();
   meet_cluster(shape);  // no block leaves while another may still send to it
 }
 
-template <class Products, bool kScaled>
+template <class Products, ScalesAlongK kScales>
 void launch_gemm(CudaStream stream, const GemmLaunch& launch) {
   const LaunchShape shape{.grid = dim3(launch.grid),
                           .block = dim3(kGemmThreads),
                           .shared_bytes = static_cast<size_t>(launch.shared_bytes),
                           .cluster = static_cast<unsigned>(launch.shape.cluster)};
-  launch_overlapped(gemm_kernel<Products, kScaled>, shape, stream, launch.maps, launch.shape);
+  launch_overlapped(gemm_kernel<Products, kScales>, shape, stream, launch.maps, launch.shape);
 }
 
 }  // namespace vayu::ops

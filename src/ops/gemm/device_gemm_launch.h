@@ -12,8 +12,8 @@
 namespace vayu::ops {
 
 constexpr int32_t kGemmMaxStages = 6;
-constexpr int32_t kGemmFixedBytes = 2816;   // GemmFixed of device_gemm_shared.cuh
-constexpr int32_t kGemmFactorBytes = 1664;  // StageFactors
+constexpr int32_t kGemmFixedBytes = 2816;  // GemmFixed of device_gemm_shared.cuh
+constexpr int32_t kGemmFactorBytes = 848;  // StageFactors
 constexpr int32_t kGemmSharedBytes = 227 * 1024;
 
 struct GemmMaps {
@@ -36,7 +36,7 @@ struct GemmShape {
   int32_t num_rows;
   int32_t num_groups;
   int32_t rows_per_group;
-  int32_t weight_blocks;  // of 128 rows
+  int32_t weight_blocks;  // of 64 rows
   int32_t row_bytes;      // of x and of the weight
   int32_t steps;          // of 128 bytes along K; at least 2, the second may lie behind the row and is zeros
   int32_t out_cols;
@@ -45,7 +45,7 @@ struct GemmShape {
   int32_t stages;
   int32_t cluster;
   bool row_scales;    // one a weight row
-  bool block_scales;  // one a 128 x 128 block of the weight
+  bool block_scales;  // one for 64 x 128 of the weight
   bool x_row_scales;
   bool x_group_scales;
   bool swiglu;
@@ -59,7 +59,8 @@ struct GemmLaunch {
 };
 
 void launch_gemm_f8(CudaStream stream, const GemmLaunch& launch);         // scales of rows only
-void launch_gemm_f8_scaled(CudaStream stream, const GemmLaunch& launch);  // scales along K
+void launch_gemm_f8_scaled(CudaStream stream, const GemmLaunch& launch);  // scales of x along K
+void launch_gemm_f8_blocks(CudaStream stream, const GemmLaunch& launch);  // scales of the weight along K, of x as well
 void launch_gemm_bf16(CudaStream stream, const GemmLaunch& launch);
 
 }  // namespace vayu::ops

@@ -140,81 +140,94 @@ __device__ __forceinline__ void gather_rows(const GemmShape& shape, const GemmSh
   }
 }
 
-// Scales along K without a second set of accumulators: with the scale s[g] of a column in group g of K, the sum over g
-// of s[g] P[g] is kept as acc = (s[0] P[0] + ... + s[g] P[g]) / s[g]. After the products of group g are added, acc is
-// multiplied by s[g] / s[g + 1], and after the last by s[last]. A scale below 2^-80 of the largest so far counts as
-// that: acc stays below 2^110, and what is misjudged is far below the last bit of the row's other groups.
+// Scales along K without a second set of accumulators: with the scale s[g] of a sum in group g of K, the sum over g of
+// s[g] P[g] is kept as acc = (s[0] P[0] + ... + s[g] P[g]) / s[g]. After the products of group g are added, acc is
+// multiplied by s[g] / s[g + 1], and after the last by s[last]. Where both x and the weight have scales, s is their
+// product, and each has a chain of its own. A scale below 2^-40 of the largest so far counts as that: acc stays below
+// 2^115, and what is misjudged is far below the last bit of the row's other groups.
 class ScaleChain {
  public:
-  // The rows of a tile of this thread, and the first scales.
-  __device__ void start(const GemmShape& shape, const Tile& tile) {
-    groups_ = shape.row_bytes / kScaleGroup;
-    const int32_t block = (tile.group * shape.rows_per_group + tile.row0) / kScaleGroup;
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int32_t column = threadIdx.x - 32 + i * kInfoThreads;
-      const int32_t row = tile.first + min(column, tile.count - 1);
-      x_[i] = (shape.x_rows != nullptr ? shape.x_rows[row] : row) * groups_;
-      weight_[i] = min(block + i, shape.weight_blocks - 1) * groups_;
-#pragma unroll
-      for (int w = 0; w < 2; ++w) peak_[i][w] = 0;
-    }
-    load(shape, 0);
-    advance(scale_);
-    if (groups_ > 1) load(shape, 1);
+  // `scales`: those of the groups, side by side; null: all are 1.
+  __device__ void start(const float* scales, int32_t groups) {
+    scales_ = scales;
+    peak_ = 0;
+    load(0, groups);
+    scale_ = advance();
+    load(1, groups);
   }
-  // Writes the factors of this thread's rows behind group `step`.
-  __device__ void write(const GemmShape& shape, StageFactors& out, int32_t step) {
-    float next[2][2] = {{1.0f, 1.0f}, {1.0f, 1.0f}};
-    if (step + 1 < groups_) advance(next);
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int32_t column = threadIdx.x - 32 + i * kInfoThreads;
-#pragma unroll
-      for (int w = 0; w < 2; ++w) {
-        out.factor[w][column % 8 / 2][column / 8 * 2 + column % 2] = scale_[i][w] / next[i][w];
-        scale_[i][w] = next[i][w];
-      }
-    }
-    if (step + 2 < groups_) load(shape, step + 2);
+  // What a sum is multiplied by behind group `step`.
+  __device__ float factor(int32_t step, int32_t groups) {
+    const float next = step + 1 < groups ? advance() : 1.0f;
+    const float factor = scale_ / next;
+    scale_ = next;
+    load(step + 2, groups);
+    return factor;
   }
 
  private:
-  __device__ void load(const GemmShape& shape, int32_t step) {
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      if (shape.x_group_scales) x_scale_[i] = shape.x_scales[x_[i] + step];
-      if (shape.block_scales) weight_scale_[i] = shape.weight_scales[weight_[i] + step];
-    }
+  __device__ void load(int32_t step, int32_t groups) {
+    if (scales_ != nullptr && step < groups) ahead_ = scales_[step];
   }
-  __device__ void advance(float (&scale)[2][2]) {
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-#pragma unroll
-      for (int w = 0; w < 2; ++w) {
-        const float raw = x_scale_[i] * weight_scale_[w];
-        peak_[i][w] = raw > peak_[i][w] ? raw : peak_[i][w];  // NaN passes by and stays in `scale`
-        const float floor = fmaxf(peak_[i][w] * 0x1p-80f, 0x1p-120f);
-        scale[i][w] = raw < floor ? floor : raw;
-      }
-    }
+  __device__ float advance() {
+    peak_ = ahead_ > peak_ ? ahead_ : peak_;  // NaN passes by and is returned
+    const float floor = fmaxf(peak_ * 0x1p-40f, 0x1p-120f);
+    return ahead_ < floor ? floor : ahead_;
   }
 
-  int32_t groups_;     // of K
-  int32_t x_[2];       // rows of scales of x: this thread's columns
-  int32_t weight_[2];  // rows of scales of the weight: the two warpgroups' blocks
-  float x_scale_[2] = {1.0f, 1.0f};
-  float weight_scale_[2] = {1.0f, 1.0f};
-  float peak_[2][2];  // [column][warpgroup]
-  float scale_[2][2];
+  const float* scales_;
+  float ahead_ = 1.0f;  // of the next group
+  float peak_;
+  float scale_;
 };
 
-template <bool kScaled>
+// The chains of a tile that a thread looks after: two columns, and one of the first threads' each 64 weight rows.
+template <ScalesAlongK kScales>
+class TileChains {
+ public:
+  __device__ void start(const GemmShape& shape, const Tile& tile) {
+    groups_ = shape.row_bytes / kScaleGroup;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int32_t row = tile.first + min(thread_ + i * kInfoThreads, tile.count - 1);
+      const int64_t at = int64_t{shape.x_rows != nullptr ? shape.x_rows[row] : row} * groups_;
+      columns_[i].start(has_columns(shape) ? shape.x_scales + at : nullptr, groups_);
+    }
+    if constexpr (kBlocks) {
+      const int32_t first = (tile.group * shape.rows_per_group + tile.row0) / kScaleBlockRows;
+      const int64_t at = int64_t{min(first + thread_, shape.weight_blocks - 1)} * groups_;
+      block_.start(has_block() ? shape.weight_scales + at : nullptr, groups_);
+    }
+  }
+  // The factors behind group `step`.
+  __device__ void write(const GemmShape& shape, StageFactors& out, int32_t step) {
+    if (has_columns(shape)) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int32_t column = thread_ + i * kInfoThreads;
+        out.column[column % 8 / 2][column / 8 * 2 + column % 2] = columns_[i].factor(step, groups_);
+      }
+    }
+    if (kBlocks && has_block()) out.block[thread_] = block_.factor(step, groups_);
+  }
+
+ private:
+  static constexpr bool kBlocks = kScales == ScalesAlongK::kBlocks;
+  __device__ static bool has_columns(const GemmShape& shape) { return !kBlocks || shape.x_group_scales; }
+  __device__ bool has_block() const { return thread_ < kTileRows / kScaleBlockRows; }
+
+  int32_t thread_ = static_cast<int32_t>(threadIdx.x) - 32;
+  int32_t groups_;  // of K
+  ScaleChain columns_[2];
+  ScaleChain block_;
+};
+
+template <ScalesAlongK kScales>
 __device__ __forceinline__ void produce(const GemmMaps& maps, const GemmShape& shape, const GemmShared& shared) {
   GemmFixed& fixed = *shared.fixed;
   const int32_t rank = shape.cluster == 2 ? static_cast<int32_t>(cluster_rank()) : 0;
   const bool informs = threadIdx.x >= 32;
   const bool gather = shape.x_rows != nullptr;
+  constexpr bool kScaled = kScales != ScalesAlongK::kNone;
   const bool fills = threadIdx.x == 0 || gather || (kScaled && informs);
   const int32_t units = fixed.first_unit[shape.num_groups];
   const int32_t stride = gridDim.x / shape.cluster;
@@ -224,8 +237,8 @@ __device__ __forceinline__ void produce(const GemmMaps& maps, const GemmShape& s
     const Tile tile = find_tile(shape, fixed, unit, rank);
     if (informs) publish_tile(shape, fixed, tile, turn);
     if (!fills) continue;
-    ScaleChain chain;
-    if (kScaled && informs) chain.start(shape, tile);
+    TileChains<kScales> chains;
+    if (kScaled && informs) chains.start(shape, tile);
     for (int32_t step = 0; step < shape.steps; ++step, place.next(shape.stages)) {
       barrier_wait(&fixed.empty[place.stage], place.phase ^ 1);
       if (threadIdx.x == 0) fetch_tiles(maps, shape, shared, tile, place.stage, step, rank);
@@ -234,7 +247,7 @@ __device__ __forceinline__ void produce(const GemmMaps& maps, const GemmShape& s
         barrier_arrive_on_copies(&fixed.full[place.stage]);
       }
       if (kScaled && informs) {
-        chain.write(shape, shared.factors[place.stage], step);
+        chains.write(shape, shared.factors[place.stage], step);
         barrier_arrive(&fixed.full[place.stage]);
       }
     }

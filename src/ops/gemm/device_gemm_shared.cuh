@@ -1,8 +1,8 @@
 // What the two sides of the GEMM kernel share: parameters, the shared memory of a block, barriers across a cluster.
 //
 // Shared memory (227 KiB a block): a ring of stages, each 128 bytes of K: 256 rows of the weight (32 KiB) and max_width
-// rows of x (up to 24 KiB), 128-byte swizzled. Behind it GemmFixed (2.7 KiB) and, for scales along K, 1.6 KiB a stage.
-// 4 stages fit at any width (56 KiB at 192), 3 with scales along K from 176 on.
+// rows of x (up to 24 KiB), 128-byte swizzled. Behind it GemmFixed (2.7 KiB) and, for scales along K, 0.8 KiB a stage.
+// 4 stages fit at any width (56 KiB at 192), 3 with scales along K at 192.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -43,13 +43,21 @@ struct GemmFixed {
 };
 static_assert(sizeof(GemmFixed) <= kGemmFixedBytes);
 
-// By how much the sums of a column (a row of x) are multiplied after a stage: [warpgroup][column % 8 / 2][column / 8 *
-// 2
-// + column % 2], so that a thread finds its own columns side by side, four to a 16-byte load. The stride of 52 puts the
-// four quarters into different banks (52 q mod 32 = 0, 20, 8, 28, each 4 wide).
+// Scales that change along K.
+enum class ScalesAlongK {
+  kNone,
+  kColumns,  // of x alone
+  kBlocks,   // of the weight, and of x where shape.x_group_scales
+};
+
+// By how much sums are multiplied after a stage: those of a column (a row of x) at [column % 8 / 2][column / 8 * 2 +
+// column % 2], so that a thread finds its own columns side by side, four to a 16-byte load; the stride of 52 puts the
+// four quarters into different banks (52 q mod 32 = 0, 20, 8, 28, each 4 wide). Those of 64 weight rows of the tile at
+// [row / 64]. Either only where such scales are.
 constexpr int kFactorStride = 52;
 struct StageFactors {
-  float factor[2][4][kFactorStride];
+  alignas(16) float column[4][kFactorStride];
+  alignas(8) float block[kTileRows / kScaleBlockRows];
 };
 static_assert(sizeof(StageFactors) == kGemmFactorBytes);
 

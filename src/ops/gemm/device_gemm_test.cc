@@ -45,6 +45,19 @@ TEST(DeviceGemm, EveryRowIsInOneTile) {
   }
 }
 
+TEST(DeviceGemm, ABlockScaleIsOf64RowsAnd128Columns) {
+  const int64_t rows = 150, cols = 256;
+  std::vector<F8E4M3> codes(rows * cols, F8E4M3{0x38});  // 1.0
+  std::vector<float> scales(6);
+  for (size_t i = 0; i < scales.size(); ++i) scales[i] = static_cast<float>(i + 1);
+  const DeviceMatrix weight = {codes.data(), scales.data(), WeightScale::kBlock, rows, cols};
+  EXPECT_EQ(weight.num_scales(), 6);
+  for (const int64_t row : {0, 63, 64, 127, 128, 149}) {
+    const std::vector<float> values = host_weight_row(weight, row);
+    for (int64_t i = 0; i < cols; ++i) EXPECT_EQ(values[i], static_cast<float>(row / 64 * 2 + i / 128 + 1));
+  }
+}
+
 TEST(DeviceGemm, ReferenceIsTheFormula) {
   TestRandom random;
   const int64_t cols = 32, rows_per_group = 128;

@@ -54,7 +54,7 @@ struct Params {
   int32_t* arrivals;  // (tiles)
   int32_t out_rows, num_rows, depth_blocks, units;
   int32_t x_group_scales;  // scales a row of x, or 0: one
-  int32_t block_scaled;
+  int32_t scale_blocks;    // of 64 weight rows, or 0: scales of rows, or none
 };
 
 __device__ __forceinline__ int first_unit(const Params& p, int block) {
@@ -92,13 +92,34 @@ __device__ void stream(const Params& p, Shared<kWidth>& s, const CUtensorMap* we
   }
 }
 
+// The scales of a warpgroup's 64 rows in the block's units, in order, 32 at hand: a lane has one. The first are loaded
+// before the previous kernel has ended: from memory they take longer than a unit.
+struct BlockScales {
+  float mine = 1.0f;
+  int used = 0;
+
+  __device__ __forceinline__ void load(const Params& p, int first, int warpgroup, int lane) {
+    const int unit = min(first + lane, p.units - 1);
+    const int row = min(unit / p.depth_blocks * 2 + warpgroup, p.scale_blocks - 1);
+    if (p.scale_blocks != 0) mine = p.scales[int64_t{row} * p.depth_blocks + unit % p.depth_blocks];
+  }
+  __device__ __forceinline__ float next(const Params& p, int unit, int warpgroup, int lane) {
+    if (used == 32) {
+      load(p, unit, warpgroup, lane);
+      used = 0;
+    }
+    return __shfl_sync(0xffffffffu, mine, used++);
+  }
+};
+
 template <int kElementBytes, int kWidth, bool kScaleBlocks>
-__device__ __forceinline__ void multiply_unit(const Params& p, Shared<kWidth>& s, Ring& ring, int tile, int block,
-                                              bool fresh, int warpgroup, int lane, float (&sum)[kWidth / 2]) {
+__device__ __forceinline__ void multiply_unit(const Params& p, Shared<kWidth>& s, Ring& ring, BlockScales& scales,
+                                              int tile, int block, bool fresh, int warpgroup, int lane,
+                                              float (&sum)[kWidth / 2]) {
   float part[kScaleBlocks ? kWidth / 2 : 1];
   float scale[kScaleBlocks ? kWidth / 4 : 1];
   if constexpr (kScaleBlocks) {  // asked for before the stage is waited for
-    const float weight = p.block_scaled ? p.scales[tile * p.depth_blocks + block] : 1.0f;
+    const float weight = scales.next(p, tile * p.depth_blocks + block, warpgroup, lane);
 #pragma unroll
     for (int i = 0; i < kWidth / 4; ++i) {
       const int row = 8 * (i / 2) + 2 * (lane % 4) + i % 2;
@@ -177,7 +198,7 @@ __device__ __forceinline__ void store(const Params& p, const Shared<kWidth>& s, 
   float scale[2];
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const bool row_scaled = p.scales && !p.block_scaled && out + 8 * half < p.out_rows;
+    const bool row_scaled = p.scales && p.scale_blocks == 0 && out + 8 * half < p.out_rows;
     scale[half] = row_scaled ? p.scales[out + 8 * half] : 1.0f;
   }
 #pragma unroll
@@ -194,7 +215,7 @@ __device__ __forceinline__ void store(const Params& p, const Shared<kWidth>& s, 
 }
 
 template <int kElementBytes, int kWidth, bool kScaleBlocks>
-__device__ void consume(const Params& p, Shared<kWidth>& s) {
+__device__ void consume(const Params& p, Shared<kWidth>& s, BlockScales scales) {
   const int warpgroup = threadIdx.x / 128, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
   const int end = first_unit(p, blockIdx.x + 1);
   Ring ring;
@@ -204,7 +225,7 @@ __device__ void consume(const Params& p, Shared<kWidth>& s) {
     const bool whole = unit == tile * p.depth_blocks && tile_end == (tile + 1) * p.depth_blocks;
     float sum[kWidth / 2];
     for (bool fresh = true; unit < tile_end; ++unit, fresh = false) {
-      multiply_unit<kElementBytes, kWidth, kScaleBlocks>(p, s, ring, tile, unit - tile * p.depth_blocks, fresh,
+      multiply_unit<kElementBytes, kWidth, kScaleBlocks>(p, s, ring, scales, tile, unit - tile * p.depth_blocks, fresh,
                                                          warpgroup, lane, sum);
     }
     if (whole || gather_partials<kWidth>(p, s, tile, sum)) store<kWidth>(p, s, tile, warpgroup, warp, lane, sum);
@@ -233,6 +254,8 @@ __global__ void __launch_bounds__(kThreads, 1)
     }
     return;
   }
+  BlockScales scales;
+  if constexpr (kScaleBlocks) scales.load(p, first_unit(p, blockIdx.x), threadIdx.x / 128, threadIdx.x % 32);
   wait_for_inputs();
   let_next_start();
   // Read once: a load from the L2 cache for each output of a tile, between its stores, took 10 us a tile of 64 rows.
@@ -242,7 +265,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     s.row_scales[row] = scaled ? __ldcg(&p.x_scales[row]) : 1.0f;
   }
   consumer_barrier();
-  consume<kElementBytes, kWidth, kScaleBlocks>(p, s);
+  consume<kElementBytes, kWidth, kScaleBlocks>(p, s, scales);
 }
 
 template <int kElementBytes, int kWidth, bool kScaleBlocks>
@@ -277,9 +300,11 @@ void line_linear(CudaStream stream, const StreamLinearArgs& a) {
                  .depth_blocks = depth_blocks,
                  .units = static_cast<int32_t>((a.weight.rows + kTileRows - 1) / kTileRows) * depth_blocks,
                  .x_group_scales = a.x.scale_group ? static_cast<int32_t>(a.x.cols / a.x.scale_group) : 0,
-                 .block_scaled = a.weight.scale == WeightScale::kBlock};
+                 .scale_blocks = a.weight.scale == WeightScale::kBlock
+                                     ? static_cast<int32_t>((a.weight.rows + kScaleBlockRows - 1) / kScaleBlockRows)
+                                     : 0};
   if (!a.weight.is_f8()) return launch_width<2, false>(stream, a, p);
-  if (p.block_scaled || p.x_group_scales) return launch_width<1, true>(stream, a, p);
+  if (p.scale_blocks != 0 || p.x_group_scales) return launch_width<1, true>(stream, a, p);
   launch_width<1, false>(stream, a, p);
 }
 

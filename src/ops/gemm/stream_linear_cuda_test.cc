@@ -16,6 +16,7 @@ struct Case {
 };
 
 constexpr const char* kFormNames[] = {"auto", "line", "pairs"};
+constexpr const char* kScaleNames[] = {"bf16", "f8", "f8 in blocks"};  // by WeightScale
 bool form_fits(const StreamLinearArgs& args, StreamLinearForm form) {
   return form != StreamLinearForm::kPairs || pair_linear_fits(args);
 }
@@ -79,8 +80,10 @@ TEST(StreamLinearCuda, IsTheReference) {
     check(random, {random.integer(12700, 17000), 16 * random.integer(1, 40), rows, WeightScale::kRow, 0, rows == 20});
     check(random, {random.integer(12700, 17000), 16 * random.integer(1, 40), rows, WeightScale::kNone, 0, rows != 20});
     check(random, {12800, 256, rows, WeightScale::kBlock, rows == 1 ? 128 : 0, false});
+    check(random, {576, 128 * random.integer(1, 16), rows, WeightScale::kBlock, 0, rows == 20});
   }
-  check(random, {130, 4096, 3, WeightScale::kRow, 128, false});  // grouped scales of x alone
+  if (!short_tests()) check(random, {4608, 16384, 3, WeightScale::kBlock, 0, false});  // over 32 units a block
+  check(random, {130, 4096, 3, WeightScale::kRow, 128, false});                        // grouped scales of x alone
   check(random, {unless_short<int64_t>(4608, 512), 4096, 32, WeightScale::kRow, 0, false});
   check(random, {256, 16384, 5, WeightScale::kRow, 0, true});
 }
@@ -125,6 +128,29 @@ TEST(StreamLinearCuda, KeepsNaNInItsRow) {
   }
 }
 
+// A block scale that is NaN shows in the outputs of its 64 rows, and of none other.
+TEST(StreamLinearCuda, KeepsNaNInItsBlock) {
+  VAYU_NEEDS_DEVICE();
+  TestRandom random;
+  constexpr int64_t kOut = 576, kCols = 1024, kRows = 3;
+  TestMatrix weight(random, kOut, kCols, WeightScale::kBlock);
+  const TestRows x(kRows, kCols, true, 0, random.normals(kRows * kCols));
+  DeviceArray<float> y(kRows * kOut);
+  Workspace workspace;
+  const std::vector<float> scales = weight.scales();
+  for (int64_t block = 0; block < kOut / kScaleBlockRows; ++block) {
+    std::vector<float> with_nan = scales;
+    with_nan[block * (kCols / kScaleGroup) + block % 8] = kNaN;
+    weight.set_scales(with_nan);
+    y.poison();
+    stream_linear_cuda(nullptr, {weight.device(), x.device(), kRows, nullptr, y.get(), workspace.memory.get()});
+    const auto got = y.host();
+    for (int64_t i = 0; i < kRows * kOut; ++i) {
+      ASSERT_EQ(std::isnan(got[i]), i % kOut / kScaleBlockRows == block) << i << " block " << block;
+    }
+  }
+}
+
 // In a chain, as a decode step runs it, over weights that together exceed the second-level cache.
 TEST(StreamLinearCuda, Speed) {
   VAYU_NEEDS_DEVICE();
@@ -141,8 +167,8 @@ TEST(StreamLinearCuda, Speed) {
                          {"dense_up", 16384, 4096, 4},
                          {"dense_down", 4096, 8192, 4},
                          {"head", 262144, 4096, 1}}) {
-    for (const WeightScale scale : {WeightScale::kRow, WeightScale::kNone}) {
-      const bool f8 = scale == WeightScale::kRow;
+    for (const WeightScale scale : {WeightScale::kRow, WeightScale::kBlock, WeightScale::kNone}) {
+      const bool f8 = scale != WeightScale::kNone;
       std::vector<std::unique_ptr<TestMatrix>> weights;
       for (int i = 0; i < s.copies; ++i) {
         weights.push_back(std::make_unique<TestMatrix>(random, s.out, s.cols, scale, true));
@@ -161,8 +187,9 @@ TEST(StreamLinearCuda, Speed) {
           };
           const double us = chained_us(call, s.copies == 1 ? 4 : 24).value();
           const double gbs = static_cast<double>(s.out * weights[0]->device().row_bytes()) / us * 1e-3;
-          std::printf("SPEED stream_linear %s %s rows %d %s: %.1f us %.0f GB/s %.2f\n", s.name, f8 ? "f8" : "bf16",
-                      rows, kFormNames[static_cast<int>(form)], us, gbs, gbs / 4300);
+          std::printf("SPEED stream_linear %s %s rows %d %s: %.1f us %.0f GB/s %.2f\n", s.name,
+                      kScaleNames[static_cast<int>(scale)], rows, kFormNames[static_cast<int>(form)], us, gbs,
+                      gbs / 4300);
         }
       }
     }

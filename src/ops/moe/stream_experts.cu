@@ -82,6 +82,7 @@ struct Params {
   int32_t* turn;         // workspace[2]
   int32_t* done;         // workspace[64 ..]: finished gate-up tiles of each group, two sets
   int32_t num_tokens, num_pairs, num_experts, hidden, ffn, has_shared;
+  int32_t block_scales;  // of FP8 weights: by blocks, not by rows
 };
 
 __device__ int32_t load_acquire(const int32_t* p) {
@@ -284,30 +285,90 @@ __device__ __forceinline__ void release_stage(Shared& s, Consumer& c) {
   c.ring.advance(kStages);
 }
 
+// The scales of a warpgroup's two halves of 64 rows along the depth, 32 blocks at hand: a lane has those of one.
+struct BlockScales {
+  const float* low;   // of the first half: (depth_blocks); null: all are 1
+  const float* high;  // of the second
+  float mine[2] = {1, 1};
+
+  // `scales`: the expert's, (rows, depth_blocks), or null; `row`: that of the first half. The last tile may end behind.
+  __device__ __forceinline__ BlockScales(const float* scales, int row, int rows, int depth_blocks)
+      : low(scales == nullptr ? nullptr : scales + min(row, rows - 1) * depth_blocks),
+        high(scales == nullptr ? nullptr : scales + min(row + 1, rows - 1) * depth_blocks) {}
+  __device__ __forceinline__ float2 at(int block, int depth_blocks, int lane) {
+    if (block % 32 == 0 && low != nullptr && block + lane < depth_blocks) {
+      mine[0] = low[block + lane];
+      mine[1] = high[block + lane];
+    }
+    return make_float2(__shfl_sync(0xffffffffu, mine[0], block % 32), __shfl_sync(0xffffffffu, mine[1], block % 32));
+  }
+};
+
+// sum = the halves' products over the depth, each 128 of it times the weights' scales and, kGrouped, the rows'.
+template <int kWidth, bool kGrouped>
+__device__ __forceinline__ void multiply_scaled(Shared& s, Consumer& c, int blocks, BlockScales scales,
+                                                float (&sum)[2][kWidth / 2]) {
+  float part[2][kWidth / 2];
+#pragma unroll
+  for (int i = 0; i < kWidth / 2; ++i) sum[0][i] = sum[1][i] = 0;
+  for (int block = 0; block < blocks; ++block) {
+    const float2 weight = scales.at(block, blocks, c.lane);
+    wait_stage(s, c.ring);
+    multiply_stage<1, kWidth>(s, c.ring.stage, c.warpgroup, part[0], part[1], true);
+#pragma unroll
+    for (int j = 0; j < kWidth / 8; ++j) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float row = kGrouped ? s.row_scales[c.ring.stage][8 * j + 2 * (c.lane % 4) + i % 2] : 1.0f;
+        sum[0][4 * j + i] += part[0][4 * j + i] * (row * weight.x);
+        sum[1][4 * j + i] += part[1][4 * j + i] * (row * weight.y);
+      }
+    }
+    __syncwarp();
+    release_stage(s, c);
+  }
+}
+
+// The same of unscaled weights, or of weights whose rows are scaled afterwards.
+template <int kElementBytes, int kWidth>
+__device__ __forceinline__ void multiply_plain(Shared& s, Consumer& c, int blocks, float (&sum)[2][kWidth / 2]) {
+  for (int block = 0; block < blocks; ++block) {
+    wait_stage(s, c.ring);
+    multiply_stage<kElementBytes, kWidth>(s, c.ring.stage, c.warpgroup, sum[0], sum[1], block == 0);
+    release_stage(s, c);
+  }
+}
+
 template <int kElementBytes, int kWidth>
 __device__ void gate_up_tile(const Params& p, Shared& s, Consumer& c, const Tile& tile, const Group& group) {
   const bool shared_expert = group.expert == p.num_experts;
-  const float* scales = nullptr;
+  const int blocks = (p.hidden * kElementBytes + 127) / 128;
   float gate_scale[2] = {1, 1}, up_scale[2] = {1, 1};
+  float sum[2][kWidth / 2];
+  auto &gate = sum[0], &up = sum[1];
   if constexpr (kElementBytes == 1) {
-    scales = shared_expert ? p.shared_gate_up_scales : p.gate_up_scales + int64_t{group.expert} * 2 * p.ffn;
-    scales += tile.block * kTileRows + c.warpgroup * 128;
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      gate_scale[half] = scales[c.row + 8 * half];
-      up_scale[half] = scales[64 + c.row + 8 * half];
-    }
+    const int expert = shared_expert ? 0 : group.expert;
+    const float* scales = shared_expert ? p.shared_gate_up_scales : p.gate_up_scales;
+    const int row = tile.block * kTileRows + c.warpgroup * 128;
     if (c.thread < group.rows) {
       const int token = shared_expert ? group.first - p.num_pairs + c.thread : p.sorted_tokens[group.first + c.thread];
       s.token_scales[c.thread] = p.x_scales[token];
     }
-  }
-  float gate[kWidth / 2], up[kWidth / 2];
-  const int blocks = (p.hidden * kElementBytes + 127) / 128;
-  for (int block = 0; block < blocks; ++block) {
-    wait_stage(s, c.ring);
-    multiply_stage<kElementBytes, kWidth>(s, c.ring.stage, c.warpgroup, gate, up, block == 0);
-    release_stage(s, c);
+    if (p.block_scales) {
+      const int rows = 2 * p.ffn / kScaleBlockRows;
+      multiply_scaled<kWidth, false>(
+          s, c, blocks, {scales + int64_t{expert} * rows * blocks, row / kScaleBlockRows, rows, blocks}, sum);
+    } else {
+      scales += int64_t{expert} * 2 * p.ffn + row;
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        gate_scale[half] = scales[c.row + 8 * half];
+        up_scale[half] = scales[64 + c.row + 8 * half];
+      }
+      multiply_plain<kElementBytes, kWidth>(s, c, blocks, sum);
+    }
+  } else {
+    multiply_plain<kElementBytes, kWidth>(s, c, blocks, sum);
   }
   consumer_barrier();  // token_scales
 #pragma unroll
@@ -367,37 +428,24 @@ __device__ void gate_up_tile(const Params& p, Shared& s, Consumer& c, const Tile
 template <int kElementBytes, int kWidth>
 __device__ void down_tile(const Params& p, Shared& s, Consumer& c, const Tile& tile, const Group& group) {
   const bool shared_expert = group.expert == p.num_experts;
-  float sum[2][kWidth / 2];
   const int blocks = (p.ffn * kElementBytes + 127) / 128;
+  const float* scales = nullptr;  // of rows
+  float sum[2][kWidth / 2];
   if constexpr (kElementBytes == 1) {  // each 128 inputs have their own scale a row
-    float part[2][kWidth / 2];
-#pragma unroll
-    for (int i = 0; i < kWidth / 2; ++i) sum[0][i] = sum[1][i] = 0;
-    for (int block = 0; block < blocks; ++block) {
-      wait_stage(s, c.ring);
-      multiply_stage<kElementBytes, kWidth>(s, c.ring.stage, c.warpgroup, part[0], part[1], true);
-#pragma unroll
-      for (int j = 0; j < kWidth / 8; ++j) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const float scale = s.row_scales[c.ring.stage][8 * j + 2 * (c.lane % 4) + i % 2];
-          sum[0][4 * j + i] += part[0][4 * j + i] * scale;
-          sum[1][4 * j + i] += part[1][4 * j + i] * scale;
-        }
-      }
-      __syncwarp();
-      release_stage(s, c);
+    const int expert = shared_expert ? 0 : group.expert;
+    scales = shared_expert ? p.shared_down_scales : p.down_scales;
+    const float* of_blocks = nullptr;
+    const int rows = p.hidden / kScaleBlockRows;
+    if (p.block_scales) {
+      of_blocks = scales + int64_t{expert} * rows * blocks;
+      scales = nullptr;
+    } else {
+      scales += int64_t{expert} * p.hidden;
     }
+    const int row = (tile.block * kTileRows + c.warpgroup * 128) / kScaleBlockRows;
+    multiply_scaled<kWidth, true>(s, c, blocks, {of_blocks, row, rows, blocks}, sum);
   } else {
-    for (int block = 0; block < blocks; ++block) {
-      wait_stage(s, c.ring);
-      multiply_stage<kElementBytes, kWidth>(s, c.ring.stage, c.warpgroup, sum[0], sum[1], block == 0);
-      release_stage(s, c);
-    }
-  }
-  const float* scales = nullptr;
-  if constexpr (kElementBytes == 1) {
-    scales = shared_expert ? p.shared_down_scales : p.down_scales + int64_t{group.expert} * p.hidden;
+    multiply_plain<kElementBytes, kWidth>(s, c, blocks, sum);
   }
 #pragma unroll
   for (int m = 0; m < 2; ++m) {
@@ -405,7 +453,7 @@ __device__ void down_tile(const Params& p, Shared& s, Consumer& c, const Tile& t
     for (int half = 0; half < 2; ++half) {
       const int output = tile.block * kTileRows + c.warpgroup * 128 + m * 64 + c.row + 8 * half;
       if (output >= p.hidden) continue;
-      const float scale = kElementBytes == 1 ? scales[output] : 1.0f;
+      const float scale = scales != nullptr ? scales[output] : 1.0f;
 #pragma unroll
       for (int j = 0; j < kWidth / 8; ++j) {
 #pragma unroll
@@ -529,7 +577,8 @@ void stream_experts_cuda(CudaStream stream, const StreamExpertsArgs& a) {
                  .num_experts = a.num_experts,
                  .hidden = hidden,
                  .ffn = a.ffn,
-                 .has_shared = has_shared};
+                 .has_shared = has_shared,
+                 .block_scales = a.gate_up.scale == WeightScale::kBlock};
   const CUtensorMap gate_up = map_of(a.gate_up), down = map_of(a.down);
   const CUtensorMap shared_gate_up = has_shared ? map_of(a.shared_gate_up) : gate_up;
   const CUtensorMap shared_down = has_shared ? map_of(a.shared_down) : down;

@@ -33,7 +33,7 @@ constexpr int32_t kStreamExpertsMaxGroups = 512;  // passes
 inline int64_t stream_experts_workspace_bytes() {
   return (2 * kStreamExpertsMaxGroups + 64) * int64_t{sizeof(int32_t)};
 }
-// Whether the shapes are ones the kernel takes; the weights' rows are scaled by row, or not at all.
+// Whether the shapes are ones the kernel takes. All four matrices have the same kind of scales.
 bool stream_experts_fits(const StreamExpertsArgs& args);
 
 void stream_experts_ref(const StreamExpertsArgs& args);  // pointers to host memory

@@ -7,6 +7,10 @@
 namespace vayu::ops {
 namespace {
 
+constexpr WeightScale kBf16 = WeightScale::kNone, kRows = WeightScale::kRow, kBlocks = WeightScale::kBlock;
+constexpr const char* kScaleNames[] = {"bf16", "f8", "f8 in blocks"};  // by WeightScale
+std::string name_of(WeightScale scale) { return kScaleNames[static_cast<int>(scale)]; }
+
 struct Shape {
   int32_t experts, top_k, hidden, ffn;
   bool shared;
@@ -33,16 +37,15 @@ struct Routing {
 };
 
 struct Fixture {
-  Fixture(TestRandom& random, const Shape& s, int32_t tokens, bool f8, bool crowded, int32_t valid, bool fast = false,
-          float spread = 1)
-      : scale(f8 ? WeightScale::kRow : WeightScale::kNone),
-        gate_up(random, int64_t{s.experts} * 2 * s.ffn, s.hidden, scale, fast),
+  Fixture(TestRandom& random, const Shape& s, int32_t tokens, WeightScale scale, bool crowded, int32_t valid,
+          bool fast = false, float spread = 1)
+      : gate_up(random, int64_t{s.experts} * 2 * s.ffn, s.hidden, scale, fast),
         down(random, int64_t{s.experts} * s.hidden, s.ffn, scale, fast),
         shared_gate_up(random, 2 * s.ffn, s.hidden, scale, fast),
         shared_down(random, s.hidden, s.ffn, scale, fast),
         rows(int64_t{tokens} * (s.top_k + 1)),
-        x(tokens, s.hidden, f8, 0, random.normals(int64_t{tokens} * s.hidden, spread)),
-        h(rows, s.ffn, f8, kScaleGroup),
+        x(tokens, s.hidden, scale != kBf16, 0, random.normals(int64_t{tokens} * s.hidden, spread)),
+        h(rows, s.ffn, scale != kBf16, kScaleGroup),
         routing(random, tokens, s, crowded, valid),
         indptr(routing.indptr),
         sorted(routing.rows),
@@ -77,7 +80,6 @@ struct Fixture {
     device.out = out.get();
     device.workspace = workspace.get();
   }
-  WeightScale scale;
   TestMatrix gate_up, down, shared_gate_up, shared_down;
   int64_t rows;
   TestRows x, h;
@@ -90,7 +92,8 @@ struct Fixture {
 };
 
 // What lies in f.out is the reference's, which has been called.
-void expect_reference(Fixture& f, const Shape& s, int32_t tokens, int32_t valid, bool f8, const std::string& name) {
+void expect_reference(Fixture& f, const Shape& s, int32_t tokens, int32_t valid, const std::string& name) {
+  const bool f8 = f.host.x.is_f8();
   const auto got = as_floats(f.out.host()), want = as_floats(f.host_out);
   std::vector<float> got_written, want_written;
   for (size_t i = 0; i < want.size(); ++i) {
@@ -111,44 +114,50 @@ void expect_reference(Fixture& f, const Shape& s, int32_t tokens, int32_t valid,
   }
 }
 
-void check(TestRandom& random, const Shape& s, int32_t tokens, bool f8, bool crowded = false, int32_t padding = 0,
-           bool fast = false, float spread = 1) {
+void check(TestRandom& random, const Shape& s, int32_t tokens, WeightScale scale, bool crowded = false,
+           int32_t padding = 0, bool fast = false, float spread = 1) {
   const std::string name = std::to_string(tokens) + " tokens, " + std::to_string(padding) + " of padding, " +
-                           std::to_string(s.experts) + " experts, hidden " + std::to_string(s.hidden) +
-                           (f8 ? ", f8" : ", bf16") + (crowded ? ", crowded" : "");
-  Fixture f(random, s, tokens, f8, crowded, tokens - padding, fast, spread);
+                           std::to_string(s.experts) + " experts, hidden " + std::to_string(s.hidden) + ", " +
+                           name_of(scale) + (crowded ? ", crowded" : "");
+  Fixture f(random, s, tokens, scale, crowded, tokens - padding, fast, spread);
   stream_experts_ref(f.host);
   ASSERT_TRUE(stream_experts_fits(f.device)) << name;
   for (int run = 0; run < unless_short(3, 2); ++run) {  // the workspace must serve again
     f.out.poison();
     stream_experts_cuda(nullptr, f.device);
     ASSERT_TRUE(last_launch("stream_experts").ok()) << name;
-    expect_reference(f, s, tokens, tokens - padding, f8, name + ", run " + std::to_string(run));
+    expect_reference(f, s, tokens, tokens - padding, name + ", run " + std::to_string(run));
   }
 }
 
 TEST(StreamExpertsCuda, IsTheReference) {
   VAYU_NEEDS_DEVICE();
   TestRandom random;
-  for (const bool f8 : {true, false}) {
-    for (const int32_t tokens : {1, 2, 8, 9, 31, 40}) check(random, {16, 4, 256, 128, true}, tokens, f8);
-    check(random, {16, 4, 256, 128, false}, 13, f8);
-    check(random, {16, 4, 256, 128, true}, 13, f8, false, 5);
-    check(random, {16, 4, 256, 128, true}, 4, f8, false, 4);   // the shared expert alone
-    check(random, {16, 4, 256, 128, false}, 4, f8, false, 4);  // nothing to do
-    check(random, {8, 3, 384, 256, true}, 40, f8, true);       // three experts get all rows; no whole tile of hidden
-    check(random, {32, 6, 512, 128, true}, 70, f8);
-    check(random, {128, 6, 1024, 384, true}, 5, f8, false, 0, true);
-    check(random, {128, 6, 1024, 256, true}, 60, f8, false, 0, true);  // some 120 groups: five and more tiles a block
-    check(random, {400, 8, 128, 128, true}, 20, f8, false, 0, true);   // more experts than threads
+  for (const WeightScale scale : {kRows, kBlocks, kBf16}) {
+    for (const int32_t tokens : {1, 2, 8, 9, 31, 40}) check(random, {16, 4, 256, 128, true}, tokens, scale);
+    check(random, {8, 3, 384, 256, true}, 40, scale, true);  // three experts get all rows; no whole tile of hidden
+    if (short_tests() && scale == kBlocks) continue;         // but for the sums as with scales of rows
+    check(random, {16, 4, 256, 128, false}, 13, scale);
+    check(random, {16, 4, 256, 128, true}, 13, scale, false, 5);
+    check(random, {16, 4, 256, 128, true}, 4, scale, false, 4);   // the shared expert alone
+    check(random, {16, 4, 256, 128, false}, 4, scale, false, 4);  // nothing to do
+    check(random, {32, 6, 512, 128, true}, 70, scale);
+    check(random, {128, 6, 1024, 384, true}, 5, scale, false, 0, true);
+    // Some 120 groups: five and more tiles a block.
+    check(random, {128, 6, 1024, 256, true}, 60, scale, false, 0, true);
+    check(random, {400, 8, 128, 128, true}, 20, scale, false, 0, true);  // more experts than threads
   }
+  check(random, {6, 2, 4352, 128, true}, 12, kBlocks);  // more than 32 scales along the depth, of x
+  check(random, {6, 2, 128, 4224, true}, 3, kBlocks);   // and of h
 }
 
 // Gates in the hundreds: exp() is 0 or infinite.
 TEST(StreamExpertsCuda, TakesLargeValues) {
   VAYU_NEEDS_DEVICE();
   TestRandom random;
-  for (const bool f8 : {true, false}) check(random, {8, 3, 384, 256, true}, 9, f8, false, 0, false, 200);
+  for (const WeightScale scale : {kRows, kBlocks, kBf16}) {
+    check(random, {8, 3, 384, 256, true}, 9, scale, false, 0, false, 200);
+  }
 }
 
 // On one workspace, as the steps of a model follow each other: nothing waits between two launches, and a captured graph
@@ -162,11 +171,11 @@ TEST(StreamExpertsCuda, LaunchesOfAllSizesFollowEachOther) {
   const Shape narrow{20, 4, 512, 256, true}, wide{7, 6, 1024, 1024, true}, many{64, 4, 256, 128, true};
   const Step steps[] = {{narrow, 2}, {narrow, 64}, {narrow, 1}, {wide, 1}, {many, 128}, {wide, 3}, {narrow, 40}};
   TestRandom random;
-  for (const bool f8 : {true, false}) {
+  for (const WeightScale scale : {kRows, kBlocks, kBf16}) {
     DeviceArray<uint8_t> workspace(std::vector<uint8_t>(stream_experts_workspace_bytes(), 0));
     std::vector<std::unique_ptr<Fixture>> all;
     for (const Step& step : steps) {
-      all.push_back(std::make_unique<Fixture>(random, step.shape, step.tokens, f8, false, step.tokens, true));
+      all.push_back(std::make_unique<Fixture>(random, step.shape, step.tokens, scale, false, step.tokens, true));
       all.back()->device.workspace = workspace.get();
       stream_experts_ref(all.back()->host);
     }
@@ -181,8 +190,8 @@ TEST(StreamExpertsCuda, LaunchesOfAllSizesFollowEachOther) {
       }
       ASSERT_TRUE(last_launch("stream_experts").ok());
       for (int i = 0; i < count; ++i) {
-        expect_reference(*all[i], steps[i].shape, steps[i].tokens, steps[i].tokens, f8,
-                         "launch " + std::to_string(i) + (captured ? " of a graph" : "") + (f8 ? ", f8" : ", bf16"));
+        expect_reference(*all[i], steps[i].shape, steps[i].tokens, steps[i].tokens,
+                         "launch " + std::to_string(i) + (captured ? " of a graph" : "") + ", " + name_of(scale));
         if (HasFatalFailure()) return;
       }
     }
@@ -193,7 +202,7 @@ TEST(StreamExpertsCuda, KeepsNaNInItsRow) {
   VAYU_NEEDS_DEVICE();
   TestRandom random;
   const Shape s{8, 2, 256, 128, true};
-  Fixture f(random, s, 6, true, false, 6);
+  Fixture f(random, s, 6, kRows, false, 6);
   std::vector<float> scales(6, 1.0f);
   scales[3] = kNaN;
   ASSERT_TRUE(copy_to_device(f.device.x.scales, scales.data(), 6 * sizeof(float), nullptr).ok());
@@ -202,6 +211,32 @@ TEST(StreamExpertsCuda, KeepsNaNInItsRow) {
   for (int64_t r = 0; r < f.rows; ++r) {
     const int64_t token = r < 12 ? f.routing.rows[r] : r - 12;
     for (int64_t i = 0; i < s.hidden; ++i) ASSERT_EQ(std::isnan(got[r * s.hidden + i]), token == 3) << r << " " << i;
+  }
+}
+
+// A block scale that is NaN: of down, in the outputs of its 64 rows for the rows of its expert; of gate-up, in all that
+// its expert does.
+TEST(StreamExpertsCuda, KeepsNaNInItsExpert) {
+  VAYU_NEEDS_DEVICE();
+  TestRandom random;
+  const Shape s{4, 2, 256, 128, true};
+  for (int round = 0; round < 8; ++round) {
+    Fixture f(random, s, 6, kBlocks, false, 6);
+    const int64_t expert = round % 4, block = round % 4;  // both have 4 blocks of 64 rows an expert
+    const bool of_down = round >= 4;
+    TestMatrix& matrix = of_down ? f.down : f.gate_up;
+    std::vector<float> scales = matrix.scales();
+    const int64_t along = matrix.host().cols / kScaleGroup;
+    scales[(expert * 4 + block) * along + round % along] = kNaN;
+    matrix.set_scales(scales);
+    stream_experts_cuda(nullptr, f.device);
+    const auto got = as_floats(f.out.host());
+    for (int64_t i = 0; i < f.rows * s.hidden; ++i) {
+      const int64_t row = i / s.hidden;
+      bool inside = row >= f.routing.indptr[expert] && row < f.routing.indptr[expert + 1];
+      if (of_down) inside = inside && i % s.hidden / kScaleBlockRows == block;
+      ASSERT_EQ(std::isnan(got[i]), inside) << "round " << round << " at " << i;
+    }
   }
 }
 
@@ -220,7 +255,7 @@ double chained(TestRandom& random, const StreamExpertsArgs& base, const Shape& s
       DeviceMatrix one = all;
       one.rows = rows;
       one.data = static_cast<const uint8_t*>(all.data) + i * rows * all.row_bytes();
-      if (all.scales) one.scales = all.scales + i * rows;
+      if (all.scales) one.scales = all.scales + i * one.num_scales();
       return one;
     };
     calls[i].shared_gate_up = slice(base.gate_up, 2 * int64_t{s.ffn});
@@ -234,8 +269,8 @@ TEST(StreamExpertsCuda, Speed) {
   if (!std::getenv("VAYU_SPEED")) GTEST_SKIP() << "VAYU_SPEED is not set";
   TestRandom random;
   const Shape s{128, 6, 4096, 1024, true};
-  for (const bool f8 : {true, false}) {
-    Fixture f(random, s, 128, f8, false, 128, true);
+  for (const WeightScale scale : {kRows, kBlocks, kBf16}) {
+    Fixture f(random, s, 128, scale, false, 128, true);
     for (const int32_t tokens : {1, 2, 4, 8, 16, 32, 64, 128}) {
       const Routing routing(random, tokens, s, false, tokens);
       f.indptr.set(routing.indptr);
@@ -246,9 +281,9 @@ TEST(StreamExpertsCuda, Speed) {
       for (int32_t e = 0; e < s.experts; ++e) touched += routing.indptr[e + 1] > routing.indptr[e];
       const double alone = median_us([&](CudaStream stream) { stream_experts_cuda(stream, f.device); }).value();
       const double in_chain = chained(random, f.device, s);
-      const double gbs = double{touched + 0.0} * 3 * s.hidden * s.ffn * (f8 ? 1 : 2) / alone * 1e-3;
+      const double gbs = double{touched + 0.0} * 3 * s.hidden * s.ffn * (scale != kBf16 ? 1 : 2) / alone * 1e-3;
       std::printf("SPEED stream_experts %s tokens %d experts %d: %.1f us, in a chain %.1f us; %.0f GB/s %.3f\n",
-                  f8 ? "f8" : "bf16", tokens, touched, alone, in_chain, gbs, gbs / 4300);
+                  name_of(scale).c_str(), tokens, touched, alone, in_chain, gbs, gbs / 4300);
     }
   }
 }

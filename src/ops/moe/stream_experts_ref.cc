@@ -8,8 +8,9 @@
 namespace vayu::ops {
 namespace {
 
-bool matrix_fits(const DeviceMatrix& m, bool f8, int64_t cols) {
-  return m.cols == cols && m.row_bytes() % 16 == 0 && m.scale == (f8 ? WeightScale::kRow : WeightScale::kNone);
+bool matrix_fits(const DeviceMatrix& m, WeightScale scale, int64_t cols) {
+  return m.cols == cols && m.row_bytes() % 16 == 0 && m.scale == scale &&
+         (scale != WeightScale::kBlock || cols % kScaleGroup == 0);
 }
 
 // out row = the expert's MLP of x row.
@@ -35,6 +36,7 @@ void run_row(const StreamExpertsArgs& a, const DeviceMatrix& gate_up, const Devi
 }  // namespace
 
 bool stream_experts_fits(const StreamExpertsArgs& a) {
+  const WeightScale scale = a.gate_up.scale;
   const bool f8 = a.gate_up.is_f8();
   const int64_t hidden = a.gate_up.cols;
   const int64_t max_groups =
@@ -42,10 +44,10 @@ bool stream_experts_fits(const StreamExpertsArgs& a) {
   bool fits = a.ffn > 0 && a.ffn % kScaleGroup == 0 && max_groups <= kStreamExpertsMaxGroups &&
               a.num_experts < INT16_MAX && a.x.cols == hidden && a.x.is_f8() == f8 && a.x.scale_group == 0 &&
               a.h.cols == a.ffn && a.h.is_f8() == f8 && (!f8 || a.h.scale_group == kScaleGroup) &&
-              matrix_fits(a.gate_up, f8, hidden) && matrix_fits(a.down, f8, a.ffn);
+              matrix_fits(a.gate_up, scale, hidden) && matrix_fits(a.down, scale, a.ffn);
   if (a.shared_gate_up.rows > 0) {
-    fits = fits && a.shared_gate_up.rows == 2 * int64_t{a.ffn} && matrix_fits(a.shared_gate_up, f8, hidden) &&
-           matrix_fits(a.shared_down, f8, a.ffn);
+    fits = fits && a.shared_gate_up.rows == 2 * int64_t{a.ffn} && matrix_fits(a.shared_gate_up, scale, hidden) &&
+           matrix_fits(a.shared_down, scale, a.ffn);
   }
   return fits;
 }

@@ -1,0 +1,9 @@
+#include "ops/gemm/device_gemm_kernel.cuh"
+
+namespace vayu::ops {
+
+void launch_gemm_f8_blocks(CudaStream stream, const GemmLaunch& launch) {
+  launch_gemm<F8Products, ScalesAlongK::kBlocks>(stream, launch);
+}
+
+}  // namespace vayu::ops
