@@ -72,14 +72,14 @@ Result<std::vector<StepReport>> run_steps(BenchStepsFlags& flags, DeviceSetup& s
   const ExecutorLimits& limits = setup.executor->limits();
   const int32_t longest = *std::max_element(flags.prompts.begin(), flags.prompts.end());
   const int32_t pages_each = (std::max(longest, flags.context) + limits.page_size - 1) / limits.page_size;
-  const bool f8 = flags.options.files.quantization == "fp8";
   const bool kv_f8 = flags.options.kv_cache_dtype.starts_with("fp8");
   std::vector<StepReport> reports;
   const auto measure = [&](std::string name, bench::StepBatch& batch, double context) -> Status {
     const int32_t tokens = batch.batch().num_tokens();
     VAYU_ASSIGN_OR_RETURN(const MeasuredStep time, bench::measure_step(*setup.executor, batch, flags.repeats));
-    reports.push_back({std::move(name), tokens, time,
-                       floor_of(setup.config, f8, kv_f8, batch.batch().num_rows(), tokens, context, read_gb_s)});
+    reports.push_back(
+        {std::move(name), tokens, time,
+         floor_of(setup.config, setup.f8_weights, kv_f8, batch.batch().num_rows(), tokens, context, read_gb_s)});
     return {};
   };
   for (const int32_t tokens : flags.prompts) {

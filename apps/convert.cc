@@ -82,7 +82,8 @@ Status copy_texts(const ModelFiles& files, const fs::path& folder) {
 
 Status to_safetensors(const ModelFiles& files, const ConvertOptions& o) {
   if (files.source.gguf) return field_error("MODEL", "{}: GGUF to safetensors is not supported", o.model);
-  VAYU_ASSIGN_OR_RETURN(const auto plan, model::plan_export(*files.weights, files.recipe, files.weight_format));
+  VAYU_ASSIGN_OR_RETURN(const auto plan, model::plan_export(*files.weights, files.recipe, files.weight_format,
+                                                            o.files.quantization_ignore));
   std::error_code failure;
   fs::create_directories(o.out, failure);
   if (failure) return make_error(ErrorKind::kIo, "{}: {}", o.out, failure.message());
@@ -101,8 +102,8 @@ Status to_gguf(const ModelFiles& files, const ConvertOptions& o) {
     return make_error(ErrorKind::kUnsupported, "{}: no GGUF form is known for architecture {}", o.model,
                       files.recipe.config.architecture);
   }
-  VAYU_ASSIGN_OR_RETURN(const auto plan,
-                        model::plan_export_as(*files.weights, files.recipe, gguf->slots, files.weight_format));
+  VAYU_ASSIGN_OR_RETURN(const auto plan, model::plan_export_as(*files.weights, files.recipe, gguf->slots,
+                                                               files.weight_format, o.files.quantization_ignore));
   loader::GgufWriter writer;
   writer.add_string("general.architecture", gguf->architecture);
   writer.add_string("general.name", default_model_name(o.model));

@@ -124,6 +124,8 @@ Result<std::unique_ptr<model::LogitModel>> load_cuda_side(const SideFlags& side,
   }
   CudaExecutorOptions options;
   options.model.f8_weights = weights == DataFormat::kF8E4M3;
+  options.model.widen_f8 = files.weight_format == DataFormat::kBF16;  // by --dtype
+  options.model.quantization_ignore = side.files.quantization_ignore;
   options.model.kv_format = side.kv_cache_dtype == "fp8" ? ops::DeviceKvFormat::kF8E4M3 : ops::DeviceKvFormat::kBF16;
   options.model.num_pages = plan.num_pages;
   options.model.max_step_tokens = plan.max_step_tokens;
@@ -141,6 +143,7 @@ Result<std::unique_ptr<model::LogitModel>> load_side(const SideFlags& side, Mode
   load.ops.pool = &pool;
   load.kv_format = kv_format(side.kv_cache_dtype);
   load.weight_format = files.weight_format;
+  load.quantization_ignore = side.files.quantization_ignore;
   eval::plan_model(flags.windows, files.recipe.config.vocab_size, load);
   eval::ProgressBar bar("loading", "MiB");
   load.progress = [&bar](int64_t done, int64_t total) { bar.show(done, total, 1 << 20); };
@@ -174,6 +177,7 @@ eval::SideInfo side_info(const SideFlags& side) {
                  {"dummy_seed", dummy ? ordered_json(files.dummy_seed) : ordered_json()},
                  {"dtype", files.dtype},
                  {"quantization", quantised ? ordered_json(files.quantization) : ordered_json()},
+                 {"quantization_ignore", files.quantization_ignore},
                  {"hf_overrides", files.hf_overrides.empty() ? ordered_json() : ordered_json(files.hf_overrides)},
                  {"mla_attention", files.mla_attention},
                  {"kv_cache_dtype", side.kv_cache_dtype},
@@ -300,6 +304,10 @@ void add_reference_options(CLI::App& app, EvalFlags& flags) {
       app.add_option("--against-hf-overrides", flags.against_hf_overrides, "JSON object laid over its config.json"),
       app.add_option("--against-dtype", side.files.dtype, "What its weights are kept in"),
       app.add_option("--against-quantization", side.files.quantization, "What its weights are quantised to"),
+      app.add_option("--against-quantization-ignore", side.files.quantization_ignore,
+                     "Tensors that its quantisation leaves as stored")
+          ->type_size(1)
+          ->allow_extra_args(false),
       app.add_option("--against-mla-attention", side.files.mla_attention, "absorbed or expanded"),
       app.add_option("--against-kv-cache-dtype", side.kv_cache_dtype,
                      "auto (cpu f16, cuda bf16), f16, bf16, f32; with cuda fp8")

@@ -15,6 +15,7 @@
 #include "engine/cuda_executor.h"
 #include "engine/engine.h"
 #include "engine/model_executor.h"
+#include "model/device_formats.h"
 
 namespace vayu {
 namespace {
@@ -83,6 +84,7 @@ Result<ModelExecutorOptions> executor_options(const ModelFiles& files, const Loc
   ModelExecutorOptions out;
   const model::Recipe& recipe = files.recipe;
   out.model.weight_format = files.weight_format;
+  out.model.quantization_ignore = options.files.quantization_ignore;
   VAYU_ASSIGN_OR_RETURN(out.model.kv_format, parse_kv_format(options.kv_cache_dtype));
   if (options.backend != "cpu" && options.backend != "reference") {
     return field_error("--backend", "--backend {}: expected cpu or reference", options.backend);
@@ -118,6 +120,8 @@ Result<CudaExecutorOptions> cuda_options(const ModelFiles& files, const LocalMod
         format_info(weights).name);
   }
   out.model.f8_weights = weights == DataFormat::kF8E4M3;
+  out.model.widen_f8 = files.weight_format == DataFormat::kBF16;  // by --dtype
+  out.model.quantization_ignore = options.files.quantization_ignore;
   const std::string& kv = options.kv_cache_dtype;
   if (kv == "fp8" || kv == "fp8_e4m3") {
     out.model.kv_format = ops::DeviceKvFormat::kF8E4M3;
@@ -153,6 +157,8 @@ void log_memory_plan(const ModelExecutor& executor) {
 Result<std::unique_ptr<Executor>> load_executor(ModelFiles& files, const LocalModelOptions& options, bool cuda) {
   if (cuda) {
     VAYU_ASSIGN_OR_RETURN(const CudaExecutorOptions planned, cuda_options(files, options));
+    VAYU_ASSIGN_OR_RETURN(const auto formats, model::DeviceFormats::plan(*files.weights, files.recipe, planned.model));
+    spdlog::info("weights: {}", formats.summary());
     VAYU_ASSIGN_OR_RETURN(std::unique_ptr<CudaExecutor> executor,
                           CudaExecutor::load(std::move(files.recipe), *files.weights, planned));
     spdlog::info("memory: {}", executor->memory_plan());
@@ -240,7 +246,8 @@ Result<DeviceSetup> open_device_model(const std::string& path, const LocalModelO
   VAYU_ASSIGN_OR_RETURN(ModelFiles files, open_model_files(path, options.files));
   VAYU_ASSIGN_OR_RETURN(const CudaExecutorOptions planned, cuda_options(files, options));
   if (options.files.load_format == "dummy") files.weights = bench::even_routing(std::move(files.weights));
-  DeviceSetup setup{files.recipe.config, nullptr};
+  VAYU_ASSIGN_OR_RETURN(const auto formats, model::DeviceFormats::plan(*files.weights, files.recipe, planned.model));
+  DeviceSetup setup{files.recipe.config, formats.mostly_f8(), nullptr};
   VAYU_ASSIGN_OR_RETURN(setup.executor, CudaExecutor::load(std::move(files.recipe), *files.weights, planned));
   return setup;
 }

@@ -58,6 +58,7 @@ struct LocalModel {
 // (bench/step_batches.h).
 struct DeviceSetup {
   model::ModelConfig config;
+  bool f8_weights = false;  // of most linears
   std::unique_ptr<CudaExecutor> executor;
 };
 Result<DeviceSetup> open_device_model(const std::string& path, const LocalModelOptions& options);

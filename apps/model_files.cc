@@ -11,6 +11,7 @@
 #include "model/dummy_checkpoint.h"
 #include "model/geometries.h"
 #include "model/registry.h"
+#include "model/weight_plan.h"
 #include "tokenizer/tokenizer_json.h"
 
 namespace vayu {
@@ -47,6 +48,16 @@ Result<std::optional<DataFormat>> weight_format(const ModelFileOptions& options)
   return field_error("--quantization",
                      "--quantization {}: expected fp8 (CUDA), q8_0, q4_0, q4_1, q5_0, q5_1, q4_k, q5_k or q6_k (CPU)",
                      options.quantization);
+}
+
+Status check_ignored(const ModelFileOptions& options, const loader::Checkpoint& weights, const model::Recipe& recipe) {
+  if (options.quantization_ignore.empty()) return {};
+  if (options.quantization.empty() || options.quantization == "none") {
+    return field_error("--quantization-ignore", "--quantization-ignore needs --quantization: what is it exempt from?");
+  }
+  const Status checked = model::check_patterns(options.quantization_ignore, weights, recipe);
+  if (checked.ok() || checked.error().kind != ErrorKind::kInvalidArgument) return checked;
+  return field_error("--quantization-ignore", "--quantization-ignore {}", checked.error().message);
 }
 
 Result<loader::ModelSource> open_source(const std::string& path, bool dummy) {
@@ -156,9 +167,17 @@ void add_model_file_flags(CLI::App& command, ModelFileOptions& o) {
       ->capture_default_str();
   command.add_option("--dummy-seed", o.dummy_seed, "Seed of the weights of --load-format dummy")->capture_default_str();
   command.add_option("--dtype", o.dtype,
-                     "What weights are kept in: auto (as stored; FP8 becomes bfloat16), float32, float16, bfloat16");
+                     "What weights are kept in: auto (as stored; FP8 becomes bfloat16 on the CPU), float32, float16, "
+                     "bfloat16");
   command.add_option("--quantization", o.quantization,
-                     "Quantise weights while they load: q8_0, q4_0, q4_1, q5_0, q5_1, q4_k, q5_k or q6_k");
+                     "Quantise weights while they load: with CUDA fp8, on the CPU q8_0, q4_0, q4_1, q5_0, q5_1, q4_k, "
+                     "q5_k or q6_k");
+  command
+      .add_option("--quantization-ignore", o.quantization_ignore,
+                  "Tensors that --quantization leaves as stored, '*' for any text, for example lm_head or "
+                  "'model.layers.0.*'; may be given several times")
+      ->type_size(1)
+      ->allow_extra_args(false);
   command.add_option("--hf-overrides", o.hf_overrides,
                      "JSON object laid over config.json, for example '{\"n_group\":16,\"topk_group\":2}'");
   command.add_option("--mla-attention", o.mla_attention,
@@ -188,6 +207,7 @@ Result<ModelFiles> open_model_files(const std::string& path, const ModelFileOpti
     files.weights = model::dummy_checkpoint(files.recipe, options.dummy_seed, path);
     if (!files.weight_format) files.weight_format = DataFormat::kBF16;
   }
+  VAYU_RETURN_IF_ERROR(check_ignored(options, *files.weights, files.recipe));
   VAYU_RETURN_IF_ERROR(open_tokenizer(source, dummy, files));
   VAYU_RETURN_IF_ERROR(open_chat_template(source, options, files));
   VAYU_RETURN_IF_ERROR(check_vocabulary(path, files));

@@ -4,6 +4,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "base/result.h"
 #include "loader/model_source.h"
@@ -23,8 +24,9 @@ struct ModelFileOptions {
   std::string hf_overrides;          // JSON object laid over config.json
   std::string dtype = "auto";        // auto, float32, float16, bfloat16
   std::string quantization;          // q8_0, q4_0, q4_1, q5_0, q5_1, q4_k, q5_k, q6_k, fp8: converted while loading
-  std::string mla_attention = "absorbed";  // absorbed or expanded
-  std::string chat_template_file;          // empty: the model's own
+  std::vector<std::string> quantization_ignore;  // name patterns of tensors that stay as stored
+  std::string mla_attention = "absorbed";        // absorbed or expanded
+  std::string chat_template_file;                // empty: the model's own
 };
 
 // Adds the flags of ModelFileOptions to a subcommand.

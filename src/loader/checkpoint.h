@@ -18,6 +18,8 @@ struct SeededRows;  // ops/gemm/seeded_rows.h
 
 namespace vayu::loader {
 
+class Fp8Scales;  // loader/fp8_scales.h
+
 struct CheckpointTensor {
   std::string name;
   std::vector<int64_t> shape;  // outermost first: a (out, in) matrix is {out, in}
@@ -49,8 +51,9 @@ class Checkpoint {
   // row_bytes(format, cols) bytes, where the stored form passes through.
   virtual Status read_floats(const CheckpointTensor& tensor, int64_t first_row, int64_t num_rows, std::byte* staging,
                              float* dst) const;
-  // True when the stored bytes alone do not give the values (FP8 with scales): only read_floats will do.
-  virtual bool has_scales(const CheckpointTensor& tensor) const { return false; }
+  // The scales of FP8 codes, which read_rows leaves out and read_floats applies; null: the codes are the values.
+  virtual const Fp8Scales* scales(const CheckpointTensor& tensor) const { return nullptr; }
+  bool has_scales(const CheckpointTensor& tensor) const { return scales(tensor) != nullptr; }
 
   // The rule that gives a tensor's values, when one does: whoever can, makes them in place. Element 0 is the tensor's.
   virtual const ops::SeededRows* seeded(const CheckpointTensor& tensor) const { return nullptr; }

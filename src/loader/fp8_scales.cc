@@ -28,11 +28,13 @@ std::optional<Fp8Scales> Fp8Scales::layout(const std::vector<int64_t>& weight, c
   return std::nullopt;
 }
 
+void Fp8Scales::copy_rows(int64_t first_row, int64_t num_rows, float* dst) const {
+  for (int64_t r = 0; r < num_rows; ++r) std::copy_n(of_row(first_row + r), per_row_, dst + r * per_row_);
+}
+
 void Fp8Scales::apply(int64_t first_row, int64_t num_rows, int64_t cols, float* dst) const {
   for (int64_t r = 0; r < num_rows; ++r) {
-    const int64_t matrix = (first_row + r) / matrix_rows_;
-    const int64_t row_in_matrix = (first_row + r) % matrix_rows_;
-    const float* scales = values.data() + matrix * per_matrix_ + row_in_matrix / block_rows_ * per_row_;
+    const float* scales = of_row(first_row + r);
     float* row = dst + r * cols;
     for (int64_t block = 0; block < per_row_; ++block) {
       const int64_t end = std::min((block + 1) * block_cols_, cols);

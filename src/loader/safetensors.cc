@@ -125,8 +125,9 @@ class SafetensorsCheckpoint final : public Checkpoint {
     return {};
   }
 
-  bool has_scales(const CheckpointTensor& tensor) const override {
-    return !scales_[&tensor - tensors_.data()].values.empty();
+  const Fp8Scales* scales(const CheckpointTensor& tensor) const override {
+    const Fp8Scales& found = scales_[&tensor - tensors_.data()];
+    return found.values.empty() ? nullptr : &found;
   }
 
   Status check_unchanged() const override {

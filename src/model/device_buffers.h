@@ -5,32 +5,37 @@
 #include <vector>
 
 #include "core/batch.h"
+#include "model/device_formats.h"
 #include "model/device_model.h"
 #include "ops/attention/device_prefill.h"
 #include "ops/cuda/device.h"
 
 namespace vayu::model {
 
+// The input of linears: a linear reads it in the format of its weight.
+struct FormRows {
+  ops::ActRows f8, bf16;  // no data: no linear reads that
+  const ops::ActRows& of(const ops::DeviceMatrix& weight) const { return weight.is_f8() ? f8 : bf16; }
+};
+
 // All in device memory; null where the model has no use for one. T = max_step_tokens, k = top_k.
 struct DeviceActivations {
-  ops::Bf16* residual = nullptr;        // (T, hidden)
-  ops::Bf16* delta = nullptr;           // (T, hidden) what the last half of a layer adds to the residual
-  ops::Bf16* router_input = nullptr;    // (T, hidden)
-  ops::ActRows x;                       // (T, hidden) input of the next linear
-  ops::Bf16* qkv = nullptr;             // (T, qkv_width)
-  ops::Bf16* q_latent = nullptr;        // MLA: (T, heads, latent_dim + rope_dim) queries in the space of the cache
-  ops::Bf16* latent_out = nullptr;      // MLA: (T, heads, latent_dim)
-  ops::Bf16* attention_bf16 = nullptr;  // (T, attention_width)
-  ops::ActRows attention;               // (T, attention_width)
-  ops::Bf16* gate_up = nullptr;         // (kStreamRows, 2 * dense or shared ffn)
-  ops::ActRows mlp;                     // (T, dense or shared ffn), scales by group
-  int32_t* expert_ids = nullptr;        // (T, k)
-  float* expert_weights = nullptr;      // (T, k)
-  int32_t* expert_indptr = nullptr;     // (num_experts + 1)
-  int32_t* sorted_tokens = nullptr;     // (T * k)
-  int32_t* pair_position = nullptr;     // (T, k)
-  ops::ActRows expert_mlp;              // (T * (k + 1), expert ffn), scales by group
-  ops::Bf16* expert_out = nullptr;      // (T * (k + 1), hidden)
+  ops::Bf16* residual = nullptr;     // (T, hidden)
+  ops::Bf16* delta = nullptr;        // (T, hidden) what the last half of a layer adds to the residual
+  FormRows x;                        // (T, hidden) normed: input of the next linear
+  ops::Bf16* qkv = nullptr;          // (T, qkv_width)
+  ops::Bf16* q_latent = nullptr;     // MLA: (T, heads, latent_dim + rope_dim) queries in the space of the cache
+  ops::Bf16* latent_out = nullptr;   // MLA: (T, heads, latent_dim)
+  FormRows attention;                // (T, attention_width)
+  ops::Bf16* gate_up = nullptr;      // (kStreamRows, 2 * dense or shared ffn)
+  FormRows mlp;                      // (T, dense or shared ffn), scales by group
+  int32_t* expert_ids = nullptr;     // (T, k)
+  float* expert_weights = nullptr;   // (T, k)
+  int32_t* expert_indptr = nullptr;  // (num_experts + 1)
+  int32_t* sorted_tokens = nullptr;  // (T * k)
+  int32_t* pair_position = nullptr;  // (T, k)
+  FormRows expert_mlp;               // (T * (k + 1), expert ffn), scales by group
+  ops::Bf16* expert_out = nullptr;   // (T * (k + 1), hidden)
   void* linear_workspace = nullptr;
   void* route_scratch = nullptr;
   void* experts_workspace = nullptr;
@@ -38,7 +43,7 @@ struct DeviceActivations {
   float* prefill_parts = nullptr;   // device_prefill_scratch_bytes()
   ops::Bf16* wide_pages = nullptr;  // FP8 pages of prompts as BF16: device_prefill_wide_pages()
   int32_t wide_capacity = 0;        // of them
-  ops::ActRows head_input;          // (max_logits, hidden)
+  FormRows head_input;              // (max_logits, hidden)
   float* logits = nullptr;          // (max_logits, vocab_size)
 };
 
@@ -78,13 +83,14 @@ struct DeviceBufferPlan {
 int64_t device_kv_bytes_per_page(const ModelConfig& config, ops::DeviceKvFormat format);
 ops::DeviceKvLayer device_kv_shape(const ModelConfig& config, ops::DeviceKvFormat format);
 bool has_prefill_kernel(const ModelConfig& config);
-DeviceBufferPlan plan_device_buffers(const ModelConfig& config, const DeviceModelOptions& options);
+DeviceBufferPlan plan_device_buffers(const ModelConfig& config, const DeviceModelOptions& options,
+                                     const InputForms& forms);
 
 class DeviceBuffers {
  public:
   DeviceBuffers() = default;
   static Result<DeviceBuffers> create(const DeviceBufferPlan& plan, const ModelConfig& config,
-                                      const DeviceModelOptions& options);
+                                      const DeviceModelOptions& options, const InputForms& forms);
 
   // Lays the batch out in pinned memory. graph_rows > 0: padded to that many rows of one token. first_prev is added to
   // Batch::prev_samples.
@@ -103,7 +109,8 @@ class DeviceBuffers {
         page_table, lists, end;
   };
   static Places places(const ModelConfig& config, const DeviceModelOptions& options);
-  friend DeviceBufferPlan plan_device_buffers(const ModelConfig& config, const DeviceModelOptions& options);
+  friend DeviceBufferPlan plan_device_buffers(const ModelConfig& config, const DeviceModelOptions& options,
+                                              const InputForms& forms);
   int32_t* host() const { return reinterpret_cast<int32_t*>(pinned_.data()) + turn_ * input_words_; }
   void fill_rows(const Batch& batch, bool expand, StepShape& shape);
   void fill_tiles(const Batch& batch, const ModelConfig& config, StepShape& shape);

@@ -29,14 +29,17 @@ class Carver {
   T* array(int64_t rows, int64_t cols) {
     return static_cast<T*>(take(rows * cols * static_cast<int64_t>(sizeof(T))));
   }
-  ops::ActRows rows(int64_t rows, int64_t cols, bool f8, int32_t scale_group) {
-    ops::ActRows out;
-    out.cols = cols;
-    out.data = take(rows * cols * (f8 ? 1 : 2));
-    if (f8) {
-      out.scale_group = scale_group;
-      out.scales = array<float>(rows, scale_group ? cols / scale_group : 1);
-      if (!base_) out.scales = reinterpret_cast<float*>(1);  // never read: only says FP8
+  FormRows rows(int64_t rows, int64_t cols, const RowForms& forms, int32_t scale_group) {
+    FormRows out;
+    if (forms.f8) {
+      out.f8.data = take(rows * cols);
+      out.f8.scales = array<float>(rows, scale_group ? cols / scale_group : 1);
+      out.f8.cols = cols;
+      out.f8.scale_group = scale_group;
+    }
+    if (forms.bf16) {
+      out.bf16.data = take(rows * cols * int64_t{sizeof(ops::Bf16)});
+      out.bf16.cols = cols;
     }
     return out;
   }
@@ -47,17 +50,17 @@ class Carver {
   int64_t used_ = 0;
 };
 
-void carve_moe(Carver& carver, const ModelConfig& config, const DeviceModelOptions& options, DeviceActivations& act) {
+void carve_moe(Carver& carver, const ModelConfig& config, const DeviceModelOptions& options, const InputForms& forms,
+               DeviceActivations& act) {
   const int64_t tokens = options.max_step_tokens;
   const ops::RouterShape& router = config.moe.router;
-  act.router_input = options.f8_weights ? carver.array<ops::Bf16>(tokens, config.hidden) : nullptr;
   act.expert_ids = carver.array<int32_t>(tokens, router.top_k);
   act.expert_weights = carver.array<float>(tokens, router.top_k);
   act.expert_indptr = carver.array<int32_t>(1, router.num_experts + 1);
   act.sorted_tokens = carver.array<int32_t>(tokens, router.top_k);
   act.pair_position = carver.array<int32_t>(tokens, router.top_k);
   const int64_t rows = tokens * (router.top_k + 1);
-  act.expert_mlp = carver.rows(rows, ops::padded_ffn(config.moe.expert_ffn), options.f8_weights, ops::kScaleGroup);
+  act.expert_mlp = carver.rows(rows, ops::padded_ffn(config.moe.expert_ffn), forms.expert_mlp, ops::kScaleGroup);
   act.expert_out = carver.array<ops::Bf16>(rows, config.hidden);
   act.route_scratch = carver.take(ops::device_route_scratch_bytes(router, tokens));
   act.experts_workspace = carver.take(ops::stream_experts_workspace_bytes());
@@ -118,26 +121,25 @@ void carve_attention(Carver& carver, const ModelConfig& config, const DeviceMode
   }
 }
 
-DeviceActivations carve(Carver& carver, const ModelConfig& config, const DeviceModelOptions& options) {
+DeviceActivations carve(Carver& carver, const ModelConfig& config, const DeviceModelOptions& options,
+                        const InputForms& forms) {
   const int64_t tokens = options.max_step_tokens;
-  const bool f8 = options.f8_weights;
   const int64_t ffn = ops::padded_ffn(std::max(config.ffn, config.moe.shared_ffn));
   DeviceActivations act;
   act.residual = carver.array<ops::Bf16>(tokens, config.hidden);
   act.delta = carver.array<ops::Bf16>(tokens, config.hidden);
-  act.x = carver.rows(tokens, config.hidden, f8, 0);
+  act.x = carver.rows(tokens, config.hidden, forms.x, 0);
   act.linear_workspace = carver.take(ops::stream_linear_workspace_bytes());
   act.qkv = carver.array<ops::Bf16>(tokens, config.qkv_width());
-  act.attention_bf16 = carver.array<ops::Bf16>(tokens, config.attention_width());
-  act.attention = carver.rows(tokens, config.attention_width(), f8, 0);
+  // Prompts and latent attention write BF16, which is quantised where FP8 is wanted.
+  act.attention = carver.rows(tokens, config.attention_width(), {.f8 = forms.attention.f8, .bf16 = true}, 0);
   if (ffn > 0) {
     act.gate_up = carver.array<ops::Bf16>(kStreamRows, 2 * ffn);
-    act.mlp = carver.rows(tokens, ffn, f8, ops::kScaleGroup);
+    act.mlp = carver.rows(tokens, ffn, forms.mlp, ops::kScaleGroup);
   }
-  if (config.has_moe()) carve_moe(carver, config, options, act);
+  if (config.has_moe()) carve_moe(carver, config, options, forms, act);
   carve_attention(carver, config, options, act);
-  // A tied head is BF16.
-  act.head_input = carver.rows(options.max_logits, config.hidden, f8 && !config.tied_head, 0);
+  act.head_input = carver.rows(options.max_logits, config.hidden, forms.head, 0);
   act.logits = carver.array<float>(options.max_logits, config.vocab_size);
   return act;
 }
@@ -191,22 +193,23 @@ DeviceBuffers::Places DeviceBuffers::places(const ModelConfig& config, const Dev
   return p;
 }
 
-DeviceBufferPlan plan_device_buffers(const ModelConfig& config, const DeviceModelOptions& options) {
+DeviceBufferPlan plan_device_buffers(const ModelConfig& config, const DeviceModelOptions& options,
+                                     const InputForms& forms) {
   Carver carver(nullptr);
-  carve(carver, config, options);
+  carve(carver, config, options, forms);
   const int64_t words = DeviceBuffers::places(config, options).end;
   return {carver.used() + words * int64_t{sizeof(int32_t)}, words};
 }
 
 Result<DeviceBuffers> DeviceBuffers::create(const DeviceBufferPlan& plan, const ModelConfig& config,
-                                            const DeviceModelOptions& options) {
+                                            const DeviceModelOptions& options, const InputForms& forms) {
   DeviceBuffers buffers;
   const int64_t input_bytes = plan.input_words * int64_t{sizeof(int32_t)};
   VAYU_ASSIGN_OR_RETURN(buffers.memory_, ops::DeviceMemory::create(plan.bytes - input_bytes));
   VAYU_ASSIGN_OR_RETURN(buffers.device_inputs_, ops::DeviceMemory::create(input_bytes));
   VAYU_ASSIGN_OR_RETURN(buffers.pinned_, ops::DeviceMemory::create_pinned(2 * input_bytes));
   Carver carver(buffers.memory_.data());
-  buffers.act = carve(carver, config, options);
+  buffers.act = carve(carver, config, options, forms);
   buffers.places_ = places(config, options);
   buffers.input_words_ = plan.input_words;
   buffers.tiles_.resize(max_tiles(config, options));

@@ -34,7 +34,7 @@ TEST(DeviceBuffersCuda, BothBatchesAreAligned) {
     for (const auto format : {ops::DeviceKvFormat::kBF16, ops::DeviceKvFormat::kF8E4M3}) {
       for (int32_t rows = 1; rows <= 67; ++rows) {
         for (const int32_t context : {1, 16, 17, 100, 8192}) {
-          const auto plan = plan_device_buffers(small_config(head_dim), options_for(rows, context, format));
+          const auto plan = plan_device_buffers(small_config(head_dim), options_for(rows, context, format), {});
           ASSERT_EQ(plan.input_words * sizeof(int32_t) % alignof(ops::PrefillItem), 0)
               << rows << " rows of " << context << " tokens";
         }
@@ -50,7 +50,7 @@ TEST(DeviceBuffersCuda, PromptsFillBothBatches) {
   for (const auto format : {ops::DeviceKvFormat::kBF16, ops::DeviceKvFormat::kF8E4M3}) {
     for (int32_t rows = 1; rows <= 5; ++rows) {
       const DeviceModelOptions options = options_for(rows, 100, format);
-      auto buffers = DeviceBuffers::create(plan_device_buffers(config, options), config, options);
+      auto buffers = DeviceBuffers::create(plan_device_buffers(config, options, {}), config, options, {});
       ASSERT_TRUE(buffers.ok()) << buffers.error().message;
       for (int turn = 0; turn < 3; ++turn) {
         Batch batch;

@@ -4,6 +4,8 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
+#include <vector>
 
 #include "base/result.h"
 #include "core/batch.h"
@@ -19,8 +21,11 @@ class ThreadPool;
 namespace vayu::model {
 
 struct DeviceModelOptions {
-  bool f8_weights = true;  // linears in FP8 with one scale a row, activations quantised to match; else BF16. Embedding,
-                           // norms and router keep their precision
+  // Linears run in the precision they are stored in: E4M3 as it stands, anything else in BF16; activations are quantised
+  // to match. Embedding, norms and router keep theirs. See device_formats.h.
+  bool f8_weights = true;  // what is not stored in FP8 is quantised to FP8 with one scale a row
+  bool widen_f8 = false;   // nothing is taken as FP8: it is BF16, or with f8_weights quantised again
+  std::vector<std::string> quantization_ignore;  // name patterns of tensors that f8_weights leaves alone
   ops::DeviceKvFormat kv_format = ops::DeviceKvFormat::kBF16;
   int32_t num_pages = 0;                 // KV pages of 16 tokens; 0: what memory_fraction leaves
   double memory_fraction = 0.9;          // of the device's memory, for everything together

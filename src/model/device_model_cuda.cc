@@ -63,16 +63,6 @@ Status check_supported(const ModelConfig& config, const DeviceModelOptions& opti
   return {};
 }
 
-// What the weights will take, from the checkpoint's shapes: known before anything is allocated.
-int64_t weight_estimate(const loader::Checkpoint& checkpoint, const ModelConfig& config, bool f8) {
-  int64_t elements = 0;
-  for (const loader::CheckpointTensor& tensor : checkpoint.tensors()) elements += tensor.rows() * tensor.cols();
-  const int64_t latent = int64_t{config.num_layers} * config.num_q_heads * config.mla.latent_dim *
-                         (config.mla.nope_dim + config.mla.v_dim);
-  const int64_t kept = config.vocab_size * int64_t{config.hidden} + latent;  // in BF16
-  return f8 ? elements + kept : 2 * elements;
-}
-
 struct Graph {
   int32_t rows = 0;
   int32_t max_context = 0;
@@ -98,8 +88,9 @@ class DeviceModelImpl final : public DeviceModel {
       VAYU_ASSIGN_OR_RETURN(side_.join, ops::StreamEvent::create());
     }
     memory_.total = device.total_bytes;
-    const DeviceBufferPlan plan = plan_device_buffers(config(), options_);
-    const int64_t weights = weight_estimate(checkpoint, config(), options_.f8_weights);
+    VAYU_ASSIGN_OR_RETURN(const DeviceFormats formats, DeviceFormats::plan(checkpoint, recipe_, options_));
+    const DeviceBufferPlan plan = plan_device_buffers(config(), options_, formats.inputs());
+    const int64_t weights = formats.weight_bytes();
     const auto budget = static_cast<int64_t>(static_cast<double>(device.total_bytes) * options_.memory_fraction);
     const int64_t usable = std::min(budget, device.free_bytes);
     const int64_t page_bytes = device_kv_bytes_per_page(config(), options_.kv_format);
@@ -112,10 +103,10 @@ class DeviceModelImpl final : public DeviceModel {
           "activations {:.1f}, a KV page {:.4f}. Fewer --max-num-batched-tokens or another --dtype take less",
           device.name, device.free_bytes / kGiB, usable / kGiB, weights / kGiB, plan.bytes / kGiB, page_bytes / kGiB);
     }
-    VAYU_ASSIGN_OR_RETURN(
-        weights_, load_device_weights(checkpoint, recipe_, options_.f8_weights, options_.pool, options_.progress));
+    VAYU_ASSIGN_OR_RETURN(weights_,
+                          load_device_weights(checkpoint, recipe_, formats, options_.pool, options_.progress));
     memory_.weights = weights_.bytes;
-    VAYU_ASSIGN_OR_RETURN(buffers_, DeviceBuffers::create(plan, config(), options_));
+    VAYU_ASSIGN_OR_RETURN(buffers_, DeviceBuffers::create(plan, config(), options_, formats.inputs()));
     memory_.workspace = plan.bytes;
     VAYU_RETURN_IF_ERROR(take_pages(usable - memory_.weights - plan.bytes, page_bytes));
     VAYU_ASSIGN_OR_RETURN(const ops::DeviceInfo after, ops::open_device());

@@ -55,7 +55,7 @@ class StepLauncher {
   void embed() {
     gather();
     const StepScope watched = scope(StepOperator::kInputNorm, 0);
-    ops::add_norm_cuda(stream_, norm_args(c_.weights.layers.front().attention_norm, nullptr, false));
+    ops::add_norm_cuda(stream_, attention_norm_args(&c_.weights.layers.front(), nullptr));
   }
 
   void gather() {
@@ -76,32 +76,43 @@ class StepLauncher {
     attention(layer, index);
     mlp_norm(layer, index);
     const bool last = index + 1 == config_.num_layers;
-    const float* next_norm = last ? nullptr : c_.weights.layers[index + 1].attention_norm;
+    const DeviceLayer* next = last ? nullptr : &c_.weights.layers[index + 1];
     if (layer.moe) {
-      experts(layer, index, next_norm);
+      experts(layer, index, next);
       delta_pending_ = false;
       return;
     }
     const StepScope watched = scope(StepOperator::kDenseMlp, index);
-    mlp(layer, act_.x, act_.delta);
+    mlp(layer, act_.delta);
     delta_pending_ = last;
-    if (!last) ops::add_norm_cuda(stream_, norm_args(next_norm, act_.delta, false));
+    if (!last) ops::add_norm_cuda(stream_, attention_norm_args(next, act_.delta));
   }
 
   void mlp_norm(const DeviceLayer& layer, int32_t index) {
     const StepScope watched = scope(StepOperator::kMlpNorm, index);
-    ops::add_norm_cuda(stream_, norm_args(layer.mlp_norm, act_.delta, layer.moe));
+    RowForms readers{.bf16 = layer.moe};  // the router
+    if (layer.gate_up.rows > 0) readers.add(layer.gate_up.scale);
+    if (layer.moe) readers.add(layer.expert_gate_up.scale);
+    ops::add_norm_cuda(stream_, norm_args(layer.mlp_norm, act_.delta, readers));
   }
 
-  ops::AddNormArgs norm_args(const float* weight, const Bf16* delta, bool for_router) const {
+  // Of the norm before a layer's attention; null behind the last layer, where nothing is normed.
+  ops::AddNormArgs attention_norm_args(const DeviceLayer* layer, const Bf16* delta) const {
+    RowForms readers;
+    if (layer != nullptr) readers.add(layer->qkv.scale);
+    return norm_args(layer != nullptr ? layer->attention_norm : nullptr, delta, readers);
+  }
+
+  ops::AddNormArgs norm_args(const float* weight, const Bf16* delta, const RowForms& readers) const {
+    const bool both = readers.f8 && readers.bf16;
     return {.residual = act_.residual,
             .delta = delta,
             .weight = weight,
             .eps = config_.norm_eps,
             .num_rows = shape_.num_tokens,
             .hidden = config_.hidden,
-            .y = act_.x,
-            .y_bf16 = for_router ? act_.router_input : nullptr};
+            .y = readers.f8 ? act_.x.f8 : act_.x.bf16,
+            .y_bf16 = both ? static_cast<Bf16*>(act_.x.bf16.data) : nullptr};
   }
 
   void linear(const DeviceMatrix& weight, const ActRows& x, Bf16* y) {
@@ -120,7 +131,7 @@ class StepLauncher {
   void attention(const DeviceLayer& layer, int32_t index) {
     {
       const StepScope watched = scope(StepOperator::kQkv, index);
-      linear(layer.qkv, act_.x, act_.qkv);
+      linear(layer.qkv, act_.x.of(layer.qkv), act_.qkv);
     }
     ops::DeviceKvLayer kv = device_kv_shape(config_, c_.options.kv_format);
     kv.pages = c_.kv + index * int64_t{c_.options.num_pages} * kv.page_bytes();
@@ -129,11 +140,11 @@ class StepLauncher {
       attend_latent(layer, index, kv);
     } else {
       rotate(layer, index, kv);
-      attend(index, kv);
+      attend(layer, index, kv);
     }
     const StepScope watched = scope(StepOperator::kOutputProjection, index);
-    quantize_attention();
-    linear(layer.attention_output, act_.attention, act_.delta);
+    quantize_attention(layer);
+    linear(layer.attention_output, act_.attention.of(layer.attention_output), act_.delta);
   }
 
   ops::DeviceRotation rotation() const {
@@ -158,12 +169,9 @@ class StepLauncher {
   }
 
   // Rows of one token through the decode kernel, which quantises its output itself when there are no others.
-  void attend(int32_t index, const ops::DeviceKvLayer& kv) {
+  void attend(const DeviceLayer& layer, int32_t index, const ops::DeviceKvLayer& kv) {
     const StepScope watched = scope(StepOperator::kAttention, index);
     const bool mixed = shape_.num_tiles > 0;
-    ActRows bf16;
-    bf16.data = attention_rows();
-    bf16.cols = config_.attention_width();
     // More rows than the kernel takes at once: prompts of models without a prompt kernel, a row a token.
     for (int32_t first = 0; first < shape_.num_decode_rows; first += ops::kDecodeMaxRows) {
       ops::decode_attention_cuda(stream_,
@@ -177,13 +185,13 @@ class StepLauncher {
                                   .scale = config_.attention_scale,
                                   .kv = kv,
                                   .keys_settled = has_prefill_kernel(config_),
-                                  .out = mixed ? bf16 : act_.attention,
+                                  .out = mixed ? act_.attention.bf16 : act_.attention.of(layer.attention_output),
                                   .scratch = act_.attention_scratch});
     }
     if (!mixed) return;
     ops::device_prefill_cuda(stream_, {.q = act_.qkv,
                                        .q_stride = config_.qkv_width(),
-                                       .out = static_cast<Bf16*>(bf16.data),
+                                       .out = attention_rows(),
                                        .kv = kv,
                                        .batch = batch_,
                                        .num_q_heads = config_.num_q_heads,
@@ -255,23 +263,21 @@ class StepLauncher {
   }
 
   // Where attention writes BF16.
-  Bf16* attention_rows() const {
-    return act_.attention.is_f8() ? act_.attention_bf16 : static_cast<Bf16*>(act_.attention.data);
-  }
+  Bf16* attention_rows() const { return static_cast<Bf16*>(act_.attention.bf16.data); }
 
   // Rows of one token alone leave the decode kernel quantised.
-  void quantize_attention() {
-    if (!act_.attention.is_f8() || (shape_.num_tiles == 0 && !config_.has_mla())) return;
-    ops::quantize_rows_cuda(stream_, {.x = act_.attention_bf16,
+  void quantize_attention(const DeviceLayer& layer) {
+    if (!layer.attention_output.is_f8() || (shape_.num_tiles == 0 && !config_.has_mla())) return;
+    ops::quantize_rows_cuda(stream_, {.x = attention_rows(),
                                       .x_stride = config_.attention_width(),
                                       .num_rows = shape_.num_tokens,
-                                      .y = act_.attention});
+                                      .y = act_.attention.f8});
   }
 
   // A dense MLP, or the shared expert.
-  void mlp(const DeviceLayer& layer, const ActRows& x, Bf16* out) {
-    ActRows inner = act_.mlp;
-    inner.cols = layer.gate_up.rows / 2;
+  void mlp(const DeviceLayer& layer, Bf16* out) {
+    const ActRows& x = act_.x.of(layer.gate_up);
+    const ActRows inner = mlp_rows(layer);
     const ops::StreamLinearArgs few{.weight = layer.gate_up,
                                     .x = x,
                                     .num_rows = shape_.num_tokens,
@@ -287,11 +293,18 @@ class StepLauncher {
     linear(layer.down, inner, out);
   }
 
+  // The rows between its products.
+  ActRows mlp_rows(const DeviceLayer& layer) const {
+    ActRows inner = act_.mlp.of(layer.down);
+    inner.cols = layer.gate_up.rows / 2;
+    return inner;
+  }
+
   void route(const DeviceLayer& layer, int32_t index) {
     const ops::RouterShape& router = config_.moe.router;
     const StepScope watched = scope(StepOperator::kRouter, index);
     ops::device_route_cuda(stream_, {.shape = router,
-                                     .x = act_.x.is_f8() ? act_.router_input : static_cast<const Bf16*>(act_.x.data),
+                                     .x = static_cast<const Bf16*>(act_.x.bf16.data),
                                      .weight = layer.router,
                                      .bias = layer.router_bias,
                                      .num_tokens = shape_.num_tokens,
@@ -309,19 +322,21 @@ class StepLauncher {
     const ops::RouterShape& router = config_.moe.router;
     const int32_t pairs = shape_.num_tokens * router.top_k;
     const StepScope watched = scope(StepOperator::kRoutedExperts, index);
-    const bool fused = layer.gate_up.rows > 0 && layer.gate_up.rows == 2 * act_.expert_mlp.cols;
+    const ActRows& inner = act_.expert_mlp.of(layer.expert_down);
+    const bool fused = layer.gate_up.rows > 0 && layer.gate_up.rows == 2 * inner.cols &&
+                       layer.gate_up.scale == layer.expert_gate_up.scale && layer.down.scale == layer.expert_down.scale;
     ops::StreamExpertsArgs few{.gate_up = layer.expert_gate_up,
                                .down = layer.expert_down,
                                .shared_gate_up = fused ? layer.gate_up : DeviceMatrix{},
                                .shared_down = fused ? layer.down : DeviceMatrix{},
-                               .x = act_.x,
+                               .x = act_.x.of(layer.expert_gate_up),
                                .num_tokens = shape_.num_tokens,
                                .num_experts = router.num_experts,
                                .top_k = router.top_k,
-                               .ffn = static_cast<int32_t>(act_.expert_mlp.cols),
+                               .ffn = static_cast<int32_t>(inner.cols),
                                .expert_indptr = act_.expert_indptr,
                                .sorted_tokens = act_.sorted_tokens,
-                               .h = act_.expert_mlp,
+                               .h = inner,
                                .out = act_.expert_out,
                                .workspace = act_.experts_workspace};
     if (shape_.num_tokens <= c_.options.max_experts_stream && ops::stream_experts_fits(few)) {
@@ -347,17 +362,20 @@ class StepLauncher {
     const CudaStream stream = c_.side.stream;
     const StepScope named(nullptr, StepOperator::kSharedExpert, index, stream);
     c_.side.fork.hold_back(stream);
-    ActRows inner = act_.mlp, out;
-    inner.cols = layer.gate_up.rows / 2;
+    const ActRows inner = mlp_rows(layer);
+    ActRows out;
     out.data = act_.delta;
     out.cols = layer.down.rows;
-    ops::device_gemm_cuda(
-        stream, {.weight = layer.gate_up, .x = act_.x, .out = inner, .swiglu = true, .num_rows = shape_.num_tokens});
+    ops::device_gemm_cuda(stream, {.weight = layer.gate_up,
+                                   .x = act_.x.of(layer.gate_up),
+                                   .out = inner,
+                                   .swiglu = true,
+                                   .num_rows = shape_.num_tokens});
     ops::device_gemm_cuda(stream, {.weight = layer.down, .x = inner, .out = out, .num_rows = shape_.num_tokens});
     c_.side.join.record(stream);
   }
 
-  void experts(const DeviceLayer& layer, int32_t index, const float* next_norm) {
+  void experts(const DeviceLayer& layer, int32_t index, const DeviceLayer* next) {
     const bool side = has_side(layer);
     if (side) c_.side.fork.record(stream_);
     route(layer, index);
@@ -368,23 +386,23 @@ class StepLauncher {
       shared_out = act_.delta;
     } else if (layer.gate_up.rows > 0 && shared_out == nullptr) {
       const StepScope watched = scope(StepOperator::kSharedExpert, index);
-      mlp(layer, act_.x, act_.delta);
+      mlp(layer, act_.delta);
       shared_out = act_.delta;
     }
     const StepScope watched = scope(StepOperator::kCombine, index);
-    ops::AddNormArgs norm = norm_args(next_norm, shared_out, false);
     ops::combine_add_norm_cuda(stream_, {.expert_out = act_.expert_out,
                                          .pair_position = act_.pair_position,
                                          .weights = act_.expert_weights,
                                          .top_k = config_.moe.router.top_k,
-                                         .norm = norm});
+                                         .norm = attention_norm_args(next, shared_out)});
   }
 
   void multiply_experts(const DeviceLayer& layer, int32_t pairs) {
     const int32_t num_experts = config_.moe.router.num_experts;
+    const ActRows& inner = act_.expert_mlp.of(layer.expert_down);
     ops::device_gemm_cuda(stream_, {.weight = layer.expert_gate_up,
-                                    .x = act_.x,
-                                    .out = act_.expert_mlp,
+                                    .x = act_.x.of(layer.expert_gate_up),
+                                    .out = inner,
                                     .swiglu = true,
                                     .num_rows = pairs,
                                     .num_groups = num_experts,
@@ -394,7 +412,7 @@ class StepLauncher {
     out.data = act_.expert_out;
     out.cols = config_.hidden;
     ops::device_gemm_cuda(stream_, {.weight = layer.expert_down,
-                                    .x = act_.expert_mlp,
+                                    .x = inner,
                                     .out = out,
                                     .num_rows = pairs,
                                     .num_groups = num_experts,
@@ -404,6 +422,7 @@ class StepLauncher {
   void run_head() {
     if (shape_.num_logits == 0) return;
     const StepScope watched = scope(StepOperator::kHead, config_.num_layers);
+    const ActRows& input = act_.head_input.of(c_.weights.head);
     ops::add_norm_cuda(stream_, {.residual = act_.residual,
                                  .delta = delta_pending_ ? act_.delta : nullptr,
                                  .row_ids = c_.inputs.logit_rows,
@@ -411,10 +430,10 @@ class StepLauncher {
                                  .eps = config_.norm_eps,
                                  .num_rows = shape_.num_logits,
                                  .hidden = config_.hidden,
-                                 .y = act_.head_input});
+                                 .y = input});
     for (int32_t first = 0; first < shape_.num_logits; first += kStreamRows) {
       ops::StreamLinearArgs head{.weight = c_.weights.head,
-                                 .x = act_.head_input,
+                                 .x = input,
                                  .num_rows = std::min(kStreamRows, shape_.num_logits - first),
                                  .y_float = act_.logits + first * int64_t{config_.vocab_size},
                                  .workspace = act_.linear_workspace};

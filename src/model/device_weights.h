@@ -3,6 +3,7 @@
 
 #include <vector>
 
+#include "model/device_formats.h"
 #include "model/weights.h"
 #include "ops/cuda/device.h"
 #include "ops/gemm/cuda_matrix.h"
@@ -41,7 +42,7 @@ struct DeviceWeights {
   int64_t bytes = 0;
 };
 
-Result<DeviceWeights> load_device_weights(const loader::Checkpoint& checkpoint, const Recipe& recipe, bool f8,
-                                          ThreadPool* pool, const LoadProgress& progress);
+Result<DeviceWeights> load_device_weights(const loader::Checkpoint& checkpoint, const Recipe& recipe,
+                                          const DeviceFormats& formats, ThreadPool* pool, const LoadProgress& progress);
 
 }  // namespace vayu::model

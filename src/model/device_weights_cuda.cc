@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "model/recipe.h"
+#include "model/weight_plan.h"
 #include "ops/cuda/device.h"
 #include "ops/moe/device_route.h"
 
@@ -98,17 +99,18 @@ Status place_small(DeviceWeights& weights, const Recipe& recipe) {
 
 }  // namespace
 
-Result<DeviceWeights> load_device_weights(const loader::Checkpoint& checkpoint, const Recipe& recipe, bool f8,
-                                          ThreadPool* pool, const LoadProgress& progress) {
+Result<DeviceWeights> load_device_weights(const loader::Checkpoint& checkpoint, const Recipe& recipe,
+                                          const DeviceFormats& formats, ThreadPool* pool,
+                                          const LoadProgress& progress) {
   WeightOptions options;
   options.ops.pool = pool;
-  options.format = DataFormat::kBF16;
   options.progress = progress;
+  options.part_format = [&](const Fill& fill, const TensorRows& part) {
+    return formats.part_format(checkpoint, fill, part);
+  };
   options.make_matrix = [&](const MatrixRequest& request) {
-    // Rows of the embedding are looked up, and a tied head multiplies from the same; linears a head are small.
-    const bool bf16 = request.slot == Slot::kEmbedding || request.slot == Slot::kLatentKv;
-    const bool down = request.slot == Slot::kDown || request.slot == Slot::kExpertDown;
-    return ops::CudaMatrix::create({f8 && !bf16, request.cols, request.gate_up_ffn}, down, request.parts);
+    const ops::WeightScale scale = formats.scale(request.slot, request.layer);
+    return ops::CudaMatrix::create(device_shape(request.slot, request.cols, request.gate_up_ffn, scale), request.parts);
   };
   DeviceWeights weights;
   VAYU_ASSIGN_OR_RETURN(weights.owned, load_weights(checkpoint, recipe, options));

@@ -4,6 +4,7 @@
 #include <unordered_set>
 
 #include "base/check.h"
+#include "loader/name_pattern.h"
 
 namespace vayu::model {
 namespace {
@@ -13,12 +14,17 @@ using loader::CheckpointTensor;
 
 constexpr int64_t kChunkFloats = 1 << 20;
 
+struct Wanted {
+  std::optional<DataFormat> format;
+  std::span<const std::string> ignore;
+};
+
 DataFormat export_format(const Checkpoint& checkpoint, const CheckpointTensor& source, bool vector, int64_t cols,
-                         std::optional<DataFormat> wanted) {
+                         const Wanted& wanted) {
   if (vector) return DataFormat::kF32;
   const bool fp8 = source.format == DataFormat::kF8E4M3 || source.format == DataFormat::kF8E5M2;
   const DataFormat stored = fp8 || checkpoint.has_scales(source) ? DataFormat::kBF16 : source.format;
-  const DataFormat format = wanted.value_or(stored);
+  const DataFormat format = wanted.format && !loader::matches_any(wanted.ignore, source.name) ? *wanted.format : stored;
   return cols % format_info(format).block_size == 0 ? format : DataFormat::kBF16;
 }
 
@@ -57,7 +63,7 @@ const Fill* find_fill(const std::vector<Fill>& fills, Slot slot, int32_t layer) 
 
 // The tensors of one row of the table in one layer, filled from the same slot of the checkpoint.
 void add_tensors(const Checkpoint& checkpoint, const Recipe& recipe, const SlotRow& row, int32_t layer,
-                 const Fill& fill, std::optional<DataFormat> format, std::vector<ExportTensor>& plan) {
+                 const Fill& fill, const Wanted& wanted, std::vector<ExportTensor>& plan) {
   const Form& form = row.forms.front();
   const bool expert_slot = row.slot == Slot::kExpertGateUp || row.slot == Slot::kExpertDown;
   const int32_t experts = expert_slot ? recipe.config.moe.router.num_experts : 1;
@@ -67,7 +73,7 @@ void add_tensors(const Checkpoint& checkpoint, const Recipe& recipe, const SlotR
     out.tensor.name = tensor_name(pattern.names.substr(0, pattern.names.find('|')), layer, 0);
     for (const Dim dim : pattern.shape) out.tensor.shape.push_back(size_of(dim, recipe.config));
     out.tensor.format =
-        export_format(checkpoint, *fill.parts.front().tensor, is_vector(row.slot), out.tensor.cols(), format);
+        export_format(checkpoint, *fill.parts.front().tensor, is_vector(row.slot), out.tensor.cols(), wanted);
     set_bytes(out.tensor);
     plan.push_back(std::move(out));
   }
@@ -80,7 +86,7 @@ void add_tensors(const Checkpoint& checkpoint, const Recipe& recipe, const SlotR
 }  // namespace
 
 Result<std::vector<ExportTensor>> plan_export(const Checkpoint& checkpoint, const Recipe& recipe,
-                                              std::optional<DataFormat> format) {
+                                              std::optional<DataFormat> format, std::span<const std::string> ignore) {
   VAYU_ASSIGN_OR_RETURN(const std::vector<Fill> fills, plan_weights(checkpoint, recipe));
   std::unordered_set<const CheckpointTensor*> vectors;
   for (const Fill& fill : fills) {
@@ -89,7 +95,7 @@ Result<std::vector<ExportTensor>> plan_export(const Checkpoint& checkpoint, cons
   std::vector<ExportTensor> plan;
   for (const CheckpointTensor& tensor : checkpoint.tensors()) {
     ExportTensor out{tensor, {{&tensor, 0, tensor.rows()}}};
-    out.tensor.format = export_format(checkpoint, tensor, vectors.contains(&tensor), tensor.cols(), format);
+    out.tensor.format = export_format(checkpoint, tensor, vectors.contains(&tensor), tensor.cols(), {format, ignore});
     set_bytes(out.tensor);
     plan.push_back(std::move(out));
   }
@@ -97,14 +103,15 @@ Result<std::vector<ExportTensor>> plan_export(const Checkpoint& checkpoint, cons
 }
 
 Result<std::vector<ExportTensor>> plan_export_as(const Checkpoint& checkpoint, const Recipe& recipe,
-                                                 std::span<const SlotRow> slots, std::optional<DataFormat> format) {
+                                                 std::span<const SlotRow> slots, std::optional<DataFormat> format,
+                                                 std::span<const std::string> ignore) {
   VAYU_ASSIGN_OR_RETURN(const std::vector<Fill> fills, plan_weights(checkpoint, recipe));
   std::vector<ExportTensor> plan;
   for (const SlotRow& row : slots) {
     for (const int32_t layer : layers_of(row, recipe)) {
       const Fill* fill = find_fill(fills, row.slot, layer);
       if (fill) {
-        add_tensors(checkpoint, recipe, row, layer, *fill, format, plan);
+        add_tensors(checkpoint, recipe, row, layer, *fill, {format, ignore}, plan);
       } else if (!row.optional) {
         return make_error(ErrorKind::kUnsupported, "{}: nothing there for tensor '{}'", checkpoint.path(),
                           tensor_name(row.forms.front().front().names, layer, 0));

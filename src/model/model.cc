@@ -133,7 +133,10 @@ Result<std::unique_ptr<Model>> Model::load(Recipe recipe, const loader::Checkpoi
   VAYU_RETURN_IF_ERROR(check_options(model->options_, config));
   VAYU_RETURN_IF_ERROR(model->plan_workspace());
   VAYU_RETURN_IF_ERROR(model->reserve_kv());
-  const WeightOptions weights{options.ops, options.weight_format, options.progress};
+  const WeightOptions weights{.ops = options.ops,
+                              .format = options.weight_format,
+                              .ignore = options.quantization_ignore,
+                              .progress = options.progress};
   VAYU_ASSIGN_OR_RETURN(model->weights_, load_weights(checkpoint, model->recipe_, weights));
   auto rope = rope_frequencies(config.rope, model->weights_.rope_factors);
   if (!rope.ok()) return make_error(rope.error().kind, "{}: {}", checkpoint.path(), rope.error().message);

@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <string>
+#include <vector>
 
 #include "base/result.h"
 #include "core/batch.h"
@@ -24,7 +26,8 @@ struct ModelLoadOptions {
   int32_t max_logits = 64;                  // most logit rows of one batch
   int32_t max_context = 0;                  // longest sequence in tokens; 0: what the model allows
   std::optional<DataFormat> weight_format;  // see WeightOptions
-  LoadProgress progress;                    // may be empty
+  std::vector<std::string> quantization_ignore;
+  LoadProgress progress;  // may be empty
 };
 
 struct ModelMemory {

@@ -6,6 +6,7 @@
 
 #include "base/check.h"
 #include "loader/gguf.h"
+#include "loader/name_pattern.h"
 
 namespace vayu::model {
 namespace {
@@ -144,8 +145,36 @@ class Planner {
 
 }  // namespace
 
+int32_t gate_up_ffn(const Fill& fill, const ModelConfig& config) {
+  if (fill.slot == Slot::kExpertGateUp) return config.moe.expert_ffn;
+  if (fill.slot != Slot::kGateUp) return 0;
+  int64_t rows = 0;
+  for (const TensorRows& part : fill.parts) rows += part.out_rows();
+  return static_cast<int32_t>(rows / 2);
+}
+
 Result<std::vector<Fill>> plan_weights(const Checkpoint& checkpoint, const Recipe& recipe) {
   return Planner(checkpoint, recipe).plan();
+}
+
+Status check_patterns(std::span<const std::string> patterns, const Checkpoint& checkpoint, const Recipe& recipe) {
+  if (patterns.empty()) return {};
+  VAYU_ASSIGN_OR_RETURN(const std::vector<Fill> fills, plan_weights(checkpoint, recipe));
+  const auto matches = [&](const std::string& pattern) {
+    for (const Fill& fill : fills) {
+      if (is_vector(fill.slot)) continue;
+      for (const TensorRows& part : fill.parts) {
+        if (loader::matches_name(pattern, part.tensor->name)) return true;
+      }
+    }
+    return false;
+  };
+  for (const std::string& pattern : patterns) {
+    if (matches(pattern)) continue;
+    return make_error(ErrorKind::kInvalidArgument, "'{}' matches no weight matrix of {}", loader::printable(pattern),
+                      checkpoint.path());
+  }
+  return {};
 }
 
 }  // namespace vayu::model

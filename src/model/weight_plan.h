@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
+#include <string>
 #include <vector>
 
 #include "base/result.h"
@@ -33,8 +35,16 @@ struct Fill {
   std::vector<TensorRows> parts;
 };
 
+// The width of gate in matrices that hold gate over up (once, or expert by expert), else 0.
+int32_t gate_up_ffn(const Fill& fill, const ModelConfig& config);
+
 // Every slot that the checkpoint fills. Errors name the file and the tensor: kCorrupt for a missing or misshaped one,
 // for one tensor under two spellings and for slots filled twice, kUnsupported for tensors that no slot takes.
 Result<std::vector<Fill>> plan_weights(const loader::Checkpoint& checkpoint, const Recipe& recipe);
+
+// Whether each pattern (loader/name_pattern.h) matches the name of a tensor that goes into a matrix. The error names
+// the first that does not.
+Status check_patterns(std::span<const std::string> patterns, const loader::Checkpoint& checkpoint,
+                      const Recipe& recipe);
 
 }  // namespace vayu::model

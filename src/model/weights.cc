@@ -6,6 +6,8 @@
 #include <mutex>
 #include <string>
 
+#include "loader/fp8_scales.h"
+#include "loader/name_pattern.h"
 #include "model/memory.h"
 #include "model/recipe.h"
 #include "model/weight_plan.h"
@@ -76,7 +78,9 @@ DataFormat stored_format(const Checkpoint& checkpoint, const CheckpointTensor& t
 }
 
 DataFormat target_format(const Checkpoint& checkpoint, Slot slot, const TensorRows& part,
-                         std::optional<DataFormat> wanted) {
+                         const WeightOptions& options) {
+  std::optional<DataFormat> wanted = options.format;
+  if (loader::matches_any(options.ignore, part.tensor->name)) wanted.reset();
   DataFormat format = wanted.value_or(stored_format(checkpoint, *part.tensor));
   const bool outer = slot == Slot::kEmbedding || slot == Slot::kHead;
   const FormatInfo& info = format_info(format);
@@ -147,7 +151,8 @@ class WeightLoader {
   Status reserve(const Fill& fill) {
     std::vector<ops::PartShape> shapes;
     for (const TensorRows& part : fill.parts) {
-      const DataFormat format = target_format(checkpoint_, fill.slot, part, options_.format);
+      const DataFormat format = options_.part_format ? options_.part_format(fill, part)
+                                                     : target_format(checkpoint_, fill.slot, part, options_);
       shapes.push_back({format, part.out_rows(), part.tensor->name});
     }
     auto matrix = make_matrix(fill, shapes);
@@ -170,12 +175,11 @@ class WeightLoader {
   Result<std::unique_ptr<ops::Matrix>> make_matrix(const Fill& fill, const std::vector<ops::PartShape>& shapes) const {
     const int64_t cols = fill.parts.front().out_cols();
     if (!options_.make_matrix) return ops::reserve_matrix(options_.ops, cols, shapes);
-    MatrixRequest request{.cols = cols, .parts = shapes, .slot = fill.slot};
-    int64_t rows = 0;
-    for (const ops::PartShape& shape : shapes) rows += shape.rows;
-    if (fill.slot == Slot::kExpertGateUp) request.gate_up_ffn = recipe_.config.moe.expert_ffn;
-    if (fill.slot == Slot::kGateUp) request.gate_up_ffn = static_cast<int32_t>(rows / 2);
-    return options_.make_matrix(request);
+    return options_.make_matrix({.cols = cols,
+                                 .parts = shapes,
+                                 .slot = fill.slot,
+                                 .layer = fill.layer,
+                                 .gate_up_ffn = gate_up_ffn(fill, recipe_.config)});
   }
 
   Status move_chunks() {
@@ -211,7 +215,13 @@ class WeightLoader {
       return {};
     }
     std::byte* stored = Staging::room(staging.stored, stored_bytes);
-    if (chunk.format == tensor.format && !part.transposed && !checkpoint_.has_scales(tensor)) {
+    if (chunk.format == DataFormat::kF8E4M3) {
+      const loader::Fp8Scales& scales = *checkpoint_.scales(tensor);
+      float* given = Staging::room(staging.floats, rows * scales.per_row());
+      scales.copy_rows(first, rows, given);
+      VAYU_RETURN_IF_ERROR(checkpoint_.read_rows(tensor, first, rows, stored));
+      chunk.matrix->fill_scaled(chunk.part_index, chunk.first_row, rows, stored, given);
+    } else if (chunk.format == tensor.format && !part.transposed && !checkpoint_.has_scales(tensor)) {
       VAYU_RETURN_IF_ERROR(checkpoint_.read_rows(tensor, first, rows, stored));
       chunk.matrix->fill(chunk.part_index, chunk.first_row, rows, stored);
     } else {

@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "base/result.h"
@@ -17,6 +18,8 @@
 namespace vayu::model {
 
 struct Recipe;
+struct Fill;        // model/weight_plan.h
+struct TensorRows;  // model/weight_plan.h
 enum class Slot : uint8_t;
 
 // Empty or null where a layer has no such weight.
@@ -53,12 +56,12 @@ struct ModelWeights {
 // Called under a lock, from any loading thread: bytes placed so far, and in all, both as the checkpoint stores them.
 using LoadProgress = std::function<void(int64_t bytes_done, int64_t bytes_total)>;
 
-// Makes the matrix of a slot where something else than ops::reserve_matrix shall: gate_up_ffn is the width of gate in
-// matrices that hold gate over up (once, or expert by expert), else 0.
+// Makes the matrix of a slot where something else than ops::reserve_matrix shall; gate_up_ffn as of weight_plan.h.
 struct MatrixRequest {
   int64_t cols = 0;
   std::span<const ops::PartShape> parts;
   Slot slot{};
+  int32_t layer = 0;
   int32_t gate_up_ffn = 0;
 };
 using MatrixFactory = std::function<Result<std::unique_ptr<ops::Matrix>>(const MatrixRequest&)>;
@@ -68,8 +71,11 @@ struct WeightOptions {
   // What matrices are converted to while they stream in; none: kept as stored, FP8 becomes BF16 on the CPU. Quantised
   // formats leave the embedding and the head at Q8_0 or better, and matrices whose rows are not whole blocks at BF16.
   std::optional<DataFormat> format;
+  std::vector<std::string> ignore;  // name patterns (loader/name_pattern.h) of tensors that `format` leaves as stored
   LoadProgress progress;
-  MatrixFactory make_matrix;  // empty: ops::reserve_matrix; its matrices take parts in `format`, which must be set
+  MatrixFactory make_matrix;  // empty: ops::reserve_matrix
+  // What a part is handed over in, in place of the rule of `format`; kF8E4M3: as stored, through fill_scaled.
+  std::function<DataFormat(const Fill&, const TensorRows&)> part_format;
 };
 
 // Walks the recipe's table: every slot is filled once, converted and packed for the backend while it streams; each

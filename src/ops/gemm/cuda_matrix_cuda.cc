@@ -31,15 +31,24 @@ Upload& upload_of_thread() {
   return upload;
 }
 
+void expect_ok(const Status& status) { VAYU_CHECK(status.ok(), "weights: {}", status.error().message); }
+
+// Rows of `stored` bytes to rows of `width`, zeros behind.
+void widen_rows(const std::byte* source, int64_t count, int64_t stored, int64_t width, std::byte* out) {
+  for (int64_t r = 0; r < count; ++r) {
+    std::memcpy(out + r * width, source + r * stored, stored);
+    std::memset(out + r * width + stored, 0, width - stored);
+  }
+}
+
 class CudaMatrixImpl final : public CudaMatrix {
  public:
-  CudaMatrixImpl(const CudaMatrixShape& shape, int64_t rows, int64_t padded_cols)
-      : CudaMatrix(rows, shape.cols), shape_(shape) {
-    const int64_t ffn = shape.gate_up_ffn;
-    view_.rows = ffn == 0 ? rows : rows / ffn * padded_ffn(ffn);
-    view_.cols = padded_cols;
-    view_.scale = shape.f8 ? WeightScale::kRow : WeightScale::kNone;
-  }
+  CudaMatrixImpl(const CudaMatrixShape& shape, int64_t rows)
+      : CudaMatrix(rows, shape.cols),
+        places_{rows, shape.gate_up_ffn},
+        view_(device_matrix_shape(shape, rows)),
+        unit_rows_(shape.scale == WeightScale::kBlock ? kScaleBlockRows : 1),
+        unit_scales_(shape.scale == WeightScale::kBlock ? shape.cols / kScaleGroup : 1) {}
 
   Status allocate(std::span<const PartShape> parts) {
     int64_t first = 0;
@@ -49,9 +58,9 @@ class CudaMatrixImpl final : public CudaMatrix {
     }
     VAYU_ASSIGN_OR_RETURN(data_, DeviceMemory::create(view_.rows * view_.row_bytes()));
     view_.data = data_.data();
-    if (!shape_.f8) return {};
-    VAYU_ASSIGN_OR_RETURN(scales_, DeviceMemory::create(view_.rows * int64_t{sizeof(float)}));
-    view_.scales = reinterpret_cast<const float*>(scales_.data());
+    if (!view_.is_f8()) return {};
+    VAYU_ASSIGN_OR_RETURN(scales_, DeviceMemory::create(view_.num_scales() * int64_t{sizeof(float)}));
+    view_.scales = scales();
     return {};
   }
 
@@ -60,107 +69,129 @@ class CudaMatrixImpl final : public CudaMatrix {
 
   void fill(size_t part, int64_t first_row, int64_t num_rows, const void* data) override {
     Upload& upload = upload_of_thread();
-    const int64_t row_bytes = view_.cols * int64_t{sizeof(Bf16)};
-    const int64_t stored_bytes = cols_ * int64_t{sizeof(Bf16)};
-    const int64_t fitting = std::max<int64_t>(1, kStagingBytes / row_bytes);
-    for (int64_t done = 0; done < num_rows;) {
+    const int64_t width = view_.cols * int64_t{sizeof(Bf16)}, stored = cols_ * int64_t{sizeof(Bf16)};
+    for_pieces(num_rows, width, [&](int64_t done, int64_t count) {
+      widen_rows(static_cast<const std::byte*>(data) + done * stored, count, stored, width, upload.host.data());
       const int64_t row = first_rows_[part] + first_row + done;
-      const int64_t count = std::min({num_rows - done, fitting, run_length(row)});
-      std::byte* staged = upload.host.data();
-      for (int64_t r = 0; r < count; ++r) {
-        const auto* source = static_cast<const std::byte*>(data) + (done + r) * stored_bytes;
-        std::memcpy(staged + r * row_bytes, source, stored_bytes);
-        std::memset(staged + r * row_bytes + stored_bytes, 0, row_bytes - stored_bytes);
+      if (view_.is_f8()) {
+        expect_ok(copy_to_device(upload.device.data(), upload.host.data(), count * width, upload.stream));
+        for_runs(row, count, [&](int64_t at, int64_t place, int64_t run) {
+          quantize(upload.stream, upload.device.data() + at * width, place, run);
+        });
+      } else {
+        for_runs(row, count, [&](int64_t at, int64_t place, int64_t run) {
+          expect_ok(copy_to_device(rows_at(place), upload.host.data() + at * width, run * width, upload.stream));
+        });
       }
-      put(upload, place_of(row), count, row_bytes);
-      done += count;
-    }
+      land(upload);
+    });
+  }
+
+  void fill_scaled(size_t part, int64_t first_row, int64_t num_rows, const void* codes, const float* scales) override {
+    Upload& upload = upload_of_thread();
+    const int64_t width = view_.cols;
+    for_pieces(num_rows, width + unit_scales_ * int64_t{sizeof(float)}, [&](int64_t done, int64_t count) {
+      widen_rows(static_cast<const std::byte*>(codes) + done * cols_, count, cols_, width, upload.host.data());
+      auto* staged = reinterpret_cast<float*>(upload.host.data() + count * width);
+      for_runs(first_rows_[part] + first_row + done, count, [&](int64_t at, int64_t place, int64_t run) {
+        expect_ok(copy_to_device(rows_at(place), upload.host.data() + at * width, run * width, upload.stream));
+        staged = put_scales(upload.stream, scales + (done + at) * unit_scales_, place, run, staged);
+      });
+      land(upload);
+    });
   }
 
   bool fill_seeded(size_t part, int64_t first_row, int64_t num_rows, const SeededRows& source,
                    uint64_t first_element) override {
     Upload& upload = upload_of_thread();
-    const int64_t fitting = std::max<int64_t>(1, kStagingBytes / (view_.cols * int64_t{sizeof(Bf16)}));
-    for (int64_t done = 0; done < num_rows;) {
-      const int64_t row = first_rows_[part] + first_row + done;
-      const int64_t count = std::min({num_rows - done, fitting, run_length(row)});
-      const int64_t place = place_of(row);
-      std::byte* made = shape_.f8 ? upload.device.data() : rows_at(place);
-      seeded_fill_cuda(upload.stream, {.source = source,
-                                       .first = first_element + done * cols_,
-                                       .num_rows = count,
-                                       .cols = cols_,
-                                       .stride = view_.cols,
-                                       .y = reinterpret_cast<Bf16*>(made)});
-      if (shape_.f8) quantize(upload, place, count);
-      done += count;
-    }
-    Status status = last_launch("seeded weights");
-    if (status.ok()) status = synchronize(upload.stream);
-    VAYU_CHECK(status.ok(), "weights: {}", status.error().message);
+    for_pieces(num_rows, view_.cols * int64_t{sizeof(Bf16)}, [&](int64_t done, int64_t count) {
+      for_runs(first_rows_[part] + first_row + done, count, [&](int64_t at, int64_t place, int64_t run) {
+        std::byte* made = view_.is_f8() ? upload.device.data() : rows_at(place);
+        seeded_fill_cuda(upload.stream, {.source = source,
+                                         .first = first_element + (done + at) * cols_,
+                                         .num_rows = run,
+                                         .cols = cols_,
+                                         .stride = view_.cols,
+                                         .y = reinterpret_cast<Bf16*>(made)});
+        if (view_.is_f8()) quantize(upload.stream, made, place, run);
+      });
+    });
+    land(upload);
     return true;
   }
 
  private:
-  std::byte* rows_at(int64_t place) const {
-    return const_cast<std::byte*>(static_cast<const std::byte*>(view_.data)) + place * view_.row_bytes();
+  // Cuts rows in pieces that fit into the staging memory: call(first of them, how many).
+  template <class Call>
+  static void for_pieces(int64_t num_rows, int64_t row_bytes, const Call& call) {
+    const int64_t fitting = std::max<int64_t>(1, kStagingBytes / row_bytes);
+    for (int64_t done = 0; done < num_rows; done += fitting) call(done, std::min(fitting, num_rows - done));
   }
 
-  // The rows in upload.device to their place.
-  void quantize(Upload& upload, int64_t place, int64_t count) {
-    ActRows out{.data = rows_at(place), .scales = const_cast<float*>(view_.scales) + place, .cols = view_.cols};
-    quantize_rows_cuda(upload.stream, {.x = reinterpret_cast<const Bf16*>(upload.device.data()),
-                                       .x_stride = view_.cols,
-                                       .num_rows = count,
-                                       .y = out});
-  }
-
-  // Where row `row` of the stack lies, and how many behind it lie behind it there too.
-  int64_t place_of(int64_t row) const {
-    const int64_t ffn = shape_.gate_up_ffn;
-    if (ffn == 0) return row;
-    const int64_t pair = row / (2 * ffn), inner = row % (2 * ffn);
-    const int64_t output = inner % ffn;
-    return pair * 2 * padded_ffn(ffn) + output / kGateUpInterleave * 2 * kGateUpInterleave +
-           output % kGateUpInterleave + (inner >= ffn ? kGateUpInterleave : 0);
-  }
-  int64_t run_length(int64_t row) const {
-    const int64_t ffn = shape_.gate_up_ffn;
-    if (ffn == 0) return rows_ - row;
-    const int64_t output = row % ffn;
-    return std::min<int64_t>(kGateUpInterleave - output % kGateUpInterleave, ffn - output);
-  }
-
-  void put(Upload& upload, int64_t place, int64_t count, int64_t row_bytes) {
-    Status status;
-    if (!shape_.f8) {
-      status = copy_to_device(rows_at(place), upload.host.data(), count * row_bytes, upload.stream);
-    } else {
-      status = copy_to_device(upload.device.data(), upload.host.data(), count * row_bytes, upload.stream);
-      quantize(upload, place, count);
+  // Rows [row, row + count) of the stack in runs that stay together: call(first of them, its place, how many).
+  template <class Call>
+  void for_runs(int64_t row, int64_t count, const Call& call) const {
+    for (int64_t at = 0; at < count;) {
+      const int64_t run = std::min(count - at, places_.run(row + at));
+      call(at, places_.of(row + at), run);
+      at += run;
     }
-    if (status.ok()) status = synchronize(upload.stream);
-    VAYU_CHECK(status.ok(), "weights: {}", status.error().message);
   }
 
-  CudaMatrixShape shape_;
+  std::byte* rows_at(int64_t place) const { return data_.data() + place * view_.row_bytes(); }
+  float* scales() const { return reinterpret_cast<float*>(scales_.data()); }
+
+  // BF16 rows in device memory to their place.
+  void quantize(CudaStream stream, const std::byte* rows, int64_t place, int64_t count) const {
+    VAYU_CHECK(view_.scale == WeightScale::kRow, "only scales of rows are made here");
+    quantize_rows_cuda(stream, {.x = reinterpret_cast<const Bf16*>(rows),
+                                .x_stride = view_.cols,
+                                .num_rows = count,
+                                .y = {.data = rows_at(place), .scales = scales() + place, .cols = view_.cols},
+                                .scale_steps = kScaleSteps});
+  }
+
+  // The scales of the rows at [place, place + run), given a row: those of each row, or of the first row of each block.
+  // Returns where the next may be staged.
+  float* put_scales(CudaStream stream, const float* given, int64_t place, int64_t run, float* staged) const {
+    const int64_t first_unit = (place + unit_rows_ - 1) / unit_rows_;
+    int64_t count = 0;
+    for (int64_t row = first_unit * unit_rows_ - place; row < run; row += unit_rows_, ++count) {
+      std::copy_n(given + row * unit_scales_, unit_scales_, staged + count * unit_scales_);
+    }
+    if (count == 0) return staged;
+    expect_ok(copy_to_device(scales() + first_unit * unit_scales_, staged,
+                             count * unit_scales_ * int64_t{sizeof(float)}, stream));
+    return staged + count * unit_scales_;
+  }
+
+  // Waits until what was staged is in place.
+  static void land(Upload& upload) {
+    expect_ok(last_launch("weights"));
+    expect_ok(synchronize(upload.stream));
+  }
+
+  MatrixPlaces places_;
   DeviceMatrix view_;
+  int64_t unit_rows_;    // rows that share their scales
+  int64_t unit_scales_;  // scales along a row
   DeviceMemory data_, scales_;
   std::vector<int64_t> first_rows_;  // of each part
 };
 
 }  // namespace
 
-Result<std::unique_ptr<Matrix>> CudaMatrix::create(const CudaMatrixShape& shape, bool pad_cols,
-                                                   std::span<const PartShape> parts) {
+Result<std::unique_ptr<Matrix>> CudaMatrix::create(const CudaMatrixShape& shape, std::span<const PartShape> parts) {
   int64_t rows = 0;
   for (const PartShape& part : parts) {
-    VAYU_CHECK(part.format == DataFormat::kBF16, "{} is not filled in BF16", part.name);
+    const bool codes = part.format == DataFormat::kF8E4M3 && shape.scale != WeightScale::kNone;
+    const bool plain = part.format == DataFormat::kBF16 && shape.scale != WeightScale::kBlock;
+    VAYU_CHECK(codes || plain, "{} in {} does not go into this matrix", part.name, format_info(part.format).name);
     rows += part.rows;
   }
   VAYU_CHECK(shape.gate_up_ffn == 0 || rows % (2 * shape.gate_up_ffn) == 0, "{} rows are not gate over up", rows);
-  const int64_t unit = pad_cols ? kScaleGroup : 16;
-  auto matrix = std::make_unique<CudaMatrixImpl>(shape, rows, (shape.cols + unit - 1) / unit * unit);
+  VAYU_CHECK(shape.scale != WeightScale::kBlock || shape.cols % kScaleGroup == 0, "{} columns in blocks", shape.cols);
+  auto matrix = std::make_unique<CudaMatrixImpl>(shape, rows);
   if (const Status taken = matrix->allocate(parts); !taken.ok()) {
     return Error{taken.error().kind, fmt::format("tensor {}: {}", parts.front().name, taken.error().message), {}};
   }

@@ -28,6 +28,10 @@ Status check_part(const PartShape& part, int64_t cols) {
 
 }  // namespace
 
+void Matrix::fill_scaled(size_t, int64_t, int64_t, const void*, const float*) {
+  VAYU_CHECK(false, "no scales beside the rows in this backend");
+}
+
 Result<std::unique_ptr<Matrix>> reserve_matrix(const OpContext& ctx, int64_t cols, std::span<const PartShape> parts) {
   VAYU_CHECK(!parts.empty(), "a matrix of no parts");
   for (const PartShape& part : parts) VAYU_RETURN_IF_ERROR(check_part(part, cols));

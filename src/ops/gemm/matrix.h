@@ -39,6 +39,9 @@ class Matrix {
   // file, any alignment; first_row a multiple of kFillRows, num_rows too unless it reaches the part's end. Several
   // threads may fill different rows at once; every row is filled once before the matrix is used.
   virtual void fill(size_t part, int64_t first_row, int64_t num_rows, const void* data) = 0;
+  // The same with FP8 codes of a part in E4M3 and the scales of each row: `scales` is (num_rows, 1), or (num_rows,
+  // cols / 128) where the matrix has them by blocks. Only of backends that multiply from FP8.
+  virtual void fill_scaled(size_t part, int64_t first_row, int64_t num_rows, const void* codes, const float* scales);
   // The same with rows that `source` gives, element first_element on, made where they go. False: not of this backend.
   virtual bool fill_seeded(size_t part, int64_t first_row, int64_t num_rows, const SeededRows& source,
                            uint64_t first_element) {

@@ -44,9 +44,9 @@ TEST(SeededRowsCuda, EqualsTheHostToTheBit) {
 void expect_same_matrix(bool f8, int32_t ffn, int64_t cols) {
   const int64_t rows = ffn > 0 ? 4 * ffn : 96;
   const std::array<PartShape, 1> parts = {PartShape{DataFormat::kBF16, rows, "w"}};
-  const CudaMatrixShape shape{f8, cols, ffn};
-  auto made = std::move(CudaMatrix::create(shape, true, parts)).value();
-  auto uploaded = std::move(CudaMatrix::create(shape, true, parts)).value();
+  const CudaMatrixShape shape{f8 ? WeightScale::kRow : WeightScale::kNone, cols, ffn, true};
+  auto made = std::move(CudaMatrix::create(shape, parts)).value();
+  auto uploaded = std::move(CudaMatrix::create(shape, parts)).value();
   const SeededRows source{seed_mix(rows), 0, 1e-6};
   ASSERT_TRUE(made->fill_seeded(0, 0, rows, source, 0));
   const SeededFillArgs args{.source = source, .num_rows = rows, .cols = cols, .stride = cols};
