@@ -49,6 +49,7 @@ struct GemmShape {
   bool x_row_scales;
   bool x_group_scales;
   bool swiglu;
+  bool turns;
 };
 
 struct GemmLaunch {
