@@ -26,8 +26,6 @@ Stored stored_as(const Checkpoint& checkpoint, const CheckpointTensor& tensor) {
   return blocks && tensor.cols() % ops::kScaleGroup == 0 ? Stored::kBlocks : Stored::kOtherF8;
 }
 
-bool is_expert(Slot slot) { return slot == Slot::kExpertGateUp || slot == Slot::kExpertDown; }
-
 int64_t rows_of(const Fill& fill) {
   int64_t rows = 0;
   for (const TensorRows& part : fill.parts) rows += part.out_rows();
@@ -37,9 +35,6 @@ int64_t rows_of(const Fill& fill) {
 // Whether all rows of every device block lie in one block of one part.
 bool blocks_fit(const Checkpoint& checkpoint, const Fill& fill, const ModelConfig& config) {
   const ops::MatrixPlaces places{rows_of(fill), gate_up_ffn(fill, config)};
-  if (is_expert(fill.slot) && places.device_rows() / config.moe.router.num_experts % ops::kScaleGroup != 0) {
-    return false;
-  }
   constexpr int64_t kNobody = -1;
   std::vector<int64_t> owner(places.device_rows() / ops::kScaleBlockRows + 1, kNobody);
   int64_t first = 0, next_block = 0;  // ids of blocks, over all parts
@@ -124,7 +119,8 @@ void DeviceFormats::add(const Checkpoint& checkpoint, const Fill& fill, WeightSc
 }
 
 void DeviceFormats::count(const Checkpoint& checkpoint, const Fill& fill, WeightScale scale) {
-  if (fill.latent == LatentPart::kToV) return;       // the same tensor as that of kToK
+  // Of the tensor that kToK is of.
+  if (fill.latent == LatentPart::kToV || fill.latent == LatentPart::kToKv) return;
   std::unordered_set<const CheckpointTensor*> seen;  // a stack of experts is many parts
   for (const TensorRows& part : fill.parts) {
     if (!seen.insert(part.tensor).second) continue;

@@ -46,9 +46,8 @@ struct FormatCounts {
 //                                        quantization_ignore
 //   E4M3 with a scale a tensor or a row  the codes as stored under a scale a row
 //   E4M3 with blocks of 128 x 128        the codes and scales as stored, when columns are whole blocks, all tensors of
-//                                        the matrix have such blocks, each begins at a block's edge (64 rows of the
-//                                        device's matrix never span two of them), and experts have multiples of 128
-//                                        rows
+//                                        the matrix have such blocks, and each begins where 64 rows of the device's
+//                                        matrix do, which then never span two blocks
 //   any other FP8 (E5M2, other or ragged blocks, blocks joined with rows): widened and quantised again by row
 // A matrix that joins FP8 with tensors that stay BF16 is BF16 as a whole: nothing is lost. The embedding, the linears
 // within a head of latent attention, norms and routers are not FP8. The routed experts of a layer and its shared expert

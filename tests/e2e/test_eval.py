@@ -83,6 +83,16 @@ def test_against_itself_and_against_its_quantised_self(english):
     assert result["against"]["kv_cache_dtype"] == "f32" and result["against"]["path"] == MODEL
 
 
+@needs_model
+def test_ignored_tensors_keep_their_precision(english):
+    flags = [MODEL, "--text", english, "--window", 128, "--stride", 64, "--max-tokens", 200, "--quantization", "q4_0"]
+    coarse = figures(*flags, "--against", MODEL)["total"]
+    finer = figures(*flags, "--quantization-ignore", "blk.*.ffn_*", "--against", MODEL)["total"]
+    same = figures(*flags, "--quantization-ignore", "*", "--against", MODEL)
+    assert same["total"]["kl_mean_nats"] == 0 < finer["kl_mean_nats"] < coarse["kl_mean_nats"]
+    assert same["model"]["quantization_ignore"] == ["*"] and same["against"]["quantization_ignore"] == []
+
+
 def test_expert_load_and_plot(moe, english, tmp_path):
     plot = tmp_path / "load.svg"
     short = tmp_path / "short.txt"
