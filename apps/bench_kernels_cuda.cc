@@ -78,14 +78,19 @@ struct StepSizes {
   double touched;    // experts
 };
 
-// Queries and keys, weights and values; with latents, absorbed: both over latents, and between them and the heads a
-// BF16 matrix a head on either side.
+// Queries and keys, weights and values. With latents, absorbed: both over latents, and between them and the heads a
+// BF16 matrix a head on either side. Expanded: both over heads, behind a product over the cached tokens. The form is
+// chosen by device_mla_prefill.h; that of the fewer FLOP is meant here.
 OperatorCost attention_cost(const ModelConfig& c, const StepSizes& s, double bytes) {
   if (!c.has_mla()) return {bytes, 4 * static_cast<double>(c.attention_width()) * s.keys};
   const double heads = c.num_q_heads, latent = c.mla.latent_dim, key = c.head_dim;
   const double matrices = heads * (c.mla.nope_dim + c.mla.v_dim) * latent;
-  return {bytes + 2 * matrices + 4 * s.tokens * heads * (key + latent),
-          2 * heads * (key + latent) * s.keys + 2 * s.tokens * matrices};
+  const OperatorCost absorbed = {bytes + 2 * matrices + 4 * s.tokens * heads * (key + latent),
+                                 2 * heads * (key + latent) * s.keys + 2 * s.tokens * matrices};
+  const double query = c.mla.nope_dim + c.mla.rope_dim, value = c.mla.v_dim;
+  const OperatorCost expanded = {bytes + 2 * matrices + 4 * s.keys_read * heads * (query + value),
+                                 2 * heads * (query + value) * s.keys + 2 * s.keys_read * matrices};
+  return c.mla.expands_prompts && expanded.flops < absorbed.flops ? expanded : absorbed;
 }
 
 OperatorCost cost_of(StepOperator op, const ModelConfig& c, const KernelBenchOptions& o, const StepSizes& s) {

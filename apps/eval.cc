@@ -308,7 +308,7 @@ void add_reference_options(CLI::App& app, EvalFlags& flags) {
                      "Tensors that its quantisation leaves as stored")
           ->type_size(1)
           ->allow_extra_args(false),
-      app.add_option("--against-mla-attention", side.files.mla_attention, "absorbed or expanded"),
+      app.add_option("--against-mla-attention", side.files.mla_attention, "auto, absorbed or expanded"),
       app.add_option("--against-kv-cache-dtype", side.kv_cache_dtype,
                      "auto (cpu f16, cuda bf16), f16, bf16, f32; with cuda fp8")
           ->check(CLI::IsMember(kKvFormats)),

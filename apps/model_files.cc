@@ -87,11 +87,16 @@ Status override_config(const std::string& overrides, loader::ModelSource& source
 }
 
 Status set_mla_form(const std::string& name, model::Recipe& recipe) {
-  if (name == "absorbed") return {};
-  if (name != "expanded") {
-    return field_error("--mla-attention", "--mla-attention {}: expected absorbed or expanded", name);
+  model::MlaForm& form = recipe.config.mla.form;
+  if (name == "auto") {
+    form = model::MlaForm::kAuto;
+  } else if (name == "absorbed") {
+    form = model::MlaForm::kAbsorbed;
+  } else if (name == "expanded") {
+    form = model::MlaForm::kExpanded;
+  } else {
+    return field_error("--mla-attention", "--mla-attention {}: expected auto, absorbed or expanded", name);
   }
-  recipe.config.mla.form = model::MlaForm::kExpanded;
   return {};
 }
 
@@ -181,7 +186,8 @@ void add_model_file_flags(CLI::App& command, ModelFileOptions& o) {
   command.add_option("--hf-overrides", o.hf_overrides,
                      "JSON object laid over config.json, for example '{\"n_group\":16,\"topk_group\":2}'");
   command.add_option("--mla-attention", o.mla_attention,
-                     "How multi-head latent attention is computed: absorbed or expanded");
+                     "How multi-head latent attention is computed: absorbed, expanded (with CUDA that of prompts "
+                     "alone), or auto (the cheaper; on the CPU absorbed)");
   command.add_option("--chat-template", o.chat_template_file, "Jinja file instead of the model's own template");
 }
 

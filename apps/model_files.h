@@ -25,7 +25,7 @@ struct ModelFileOptions {
   std::string dtype = "auto";        // auto, float32, float16, bfloat16
   std::string quantization;          // q8_0, q4_0, q4_1, q5_0, q5_1, q4_k, q5_k, q6_k, fp8: converted while loading
   std::vector<std::string> quantization_ignore;  // name patterns of tensors that stay as stored
-  std::string mla_attention = "absorbed";        // absorbed or expanded
+  std::string mla_attention = "auto";            // auto, absorbed or expanded
   std::string chat_template_file;                // empty: the model's own
 };
 

@@ -34,8 +34,9 @@ struct RopeConfig {
 
 // Multi-head latent attention (DeepSeek-V2, 2024): K and V of a token are one latent and one rotary key for all heads.
 enum class MlaForm : uint8_t {
+  kAuto,      // the CPU: absorbed; CUDA: prompts expanded where that costs less, everything else absorbed
   kAbsorbed,  // queries go into the space of the latents, which are read as they are cached
-  kExpanded,  // latents are expanded to the K and V of every head
+  kExpanded,  // latents are expanded to the K and V of every head; CUDA: those of prompts, whatever it costs
 };
 
 struct MlaConfig {
@@ -43,7 +44,8 @@ struct MlaConfig {
   int32_t nope_dim = 0;    // of a query or key head, not rotated
   int32_t rope_dim = 0;    // of a query head, and of the shared key
   int32_t v_dim = 0;       // of a value head
-  MlaForm form = MlaForm::kAbsorbed;
+  MlaForm form = MlaForm::kAuto;
+  bool expands_prompts = false;  // set by the CUDA backend: it holds the weights of both forms
 };
 
 struct MoeConfig {

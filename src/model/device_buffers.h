@@ -7,6 +7,7 @@
 #include "core/batch.h"
 #include "model/device_formats.h"
 #include "model/device_model.h"
+#include "model/latent_plan.h"
 #include "ops/attention/device_prefill.h"
 #include "ops/cuda/device.h"
 
@@ -20,22 +21,26 @@ struct FormRows {
 
 // All in device memory; null where the model has no use for one. T = max_step_tokens, k = top_k.
 struct DeviceActivations {
-  ops::Bf16* residual = nullptr;     // (T, hidden)
-  ops::Bf16* delta = nullptr;        // (T, hidden) what the last half of a layer adds to the residual
-  FormRows x;                        // (T, hidden) normed: input of the next linear
-  ops::Bf16* qkv = nullptr;          // (T, qkv_width)
-  ops::Bf16* q_latent = nullptr;     // MLA: (T, heads, latent_dim + rope_dim) queries in the space of the cache
-  ops::Bf16* latent_out = nullptr;   // MLA: (T, heads, latent_dim)
-  FormRows attention;                // (T, attention_width)
-  ops::Bf16* gate_up = nullptr;      // (kStreamRows, 2 * dense or shared ffn)
-  FormRows mlp;                      // (T, dense or shared ffn), scales by group
-  int32_t* expert_ids = nullptr;     // (T, k)
-  float* expert_weights = nullptr;   // (T, k)
-  int32_t* expert_indptr = nullptr;  // (num_experts + 1)
-  int32_t* sorted_tokens = nullptr;  // (T * k)
-  int32_t* pair_position = nullptr;  // (T, k)
-  FormRows expert_mlp;               // (T * (k + 1), expert ffn), scales by group
-  ops::Bf16* expert_out = nullptr;   // (T * (k + 1), hidden)
+  ops::Bf16* residual = nullptr;    // (T, hidden)
+  ops::Bf16* delta = nullptr;       // (T, hidden) what the last half of a layer adds to the residual
+  FormRows x;                       // (T, hidden) normed: input of the next linear
+  ops::Bf16* qkv = nullptr;         // (T, qkv_width)
+  ops::Bf16* q_latent = nullptr;    // MLA: (T, heads, latent_dim + rope_dim) queries in the space of the cache
+  ops::Bf16* latent_out = nullptr;  // MLA: (T, heads, latent_dim)
+  // MLA that expands prompts, C = expanded_capacity(): in the memory of the two above, which are in use before.
+  ops::Bf16* context_latents = nullptr;  // (C, latent_dim)
+  ops::Bf16* context_rope = nullptr;     // (C, rope_dim)
+  ops::Bf16* expanded_kv = nullptr;      // (C, heads * (nope_dim + v_dim)): all keys, then all values
+  FormRows attention;                    // (T, attention_width)
+  ops::Bf16* gate_up = nullptr;          // (kStreamRows, 2 * dense or shared ffn)
+  FormRows mlp;                          // (T, dense or shared ffn), scales by group
+  int32_t* expert_ids = nullptr;         // (T, k)
+  float* expert_weights = nullptr;       // (T, k)
+  int32_t* expert_indptr = nullptr;      // (num_experts + 1)
+  int32_t* sorted_tokens = nullptr;      // (T * k)
+  int32_t* pair_position = nullptr;      // (T, k)
+  FormRows expert_mlp;                   // (T * (k + 1), expert ffn), scales by group
+  ops::Bf16* expert_out = nullptr;       // (T * (k + 1), hidden)
   void* linear_workspace = nullptr;
   void* route_scratch = nullptr;
   void* experts_workspace = nullptr;
@@ -52,6 +57,7 @@ constexpr int32_t kStreamRows = 64;  // rows up to which a linear is streamed ra
 // The batch in device memory; see DeviceBatch for the padding.
 struct DeviceInputs {
   ops::DeviceBatch batch;
+  const int32_t* words = nullptr;         // everything below and above: LatentStep names places in it
   const int32_t* token_ids = nullptr;     // (num_tokens)
   const int32_t* prev_index = nullptr;    // (num_tokens) as of GatherRowsArgs
   const int32_t* logit_rows = nullptr;    // (num_logits)
@@ -70,6 +76,7 @@ struct StepShape {
   int32_t num_tiles = 0;
   const ops::PrefillPass* passes = nullptr;  // in DeviceBuffers, until the next batch
   int32_t num_passes = 0;
+  LatentStep latent;
   int32_t num_table_pages = 0;  // entries of the page table
   int32_t max_context = 0;      // bound of the rows' lengths
   bool decode_only = false;     // nothing but rows of one token
@@ -129,6 +136,7 @@ class DeviceBuffers {
   int64_t max_items_ = 0;
   std::vector<ops::PrefillTile> tiles_;
   std::vector<ops::PrefillPass> passes_;
+  LatentPlanner latent_;
   int64_t row_capacity_ = 0;
 };
 

@@ -44,6 +44,8 @@ class Carver {
     return out;
   }
   int64_t used() const { return used_; }
+  // What is taken from here on lies where something else does that is in use at other times.
+  void back_to(int64_t used) { used_ = used; }
 
  private:
   std::byte* base_;
@@ -109,8 +111,18 @@ void carve_attention(Carver& carver, const ModelConfig& config, const DeviceMode
   act.wide_pages = carver.array<ops::Bf16>(act.wide_capacity, kv.page_elements());
   if (config.has_mla()) {
     const int64_t heads = int64_t{options.max_step_tokens} * config.num_q_heads;
+    const int64_t begin = carver.used();
     act.q_latent = carver.array<ops::Bf16>(heads, config.head_dim);
     act.latent_out = carver.array<ops::Bf16>(heads, config.mla.latent_dim);
+    if (config.mla.expands_prompts) {
+      const int64_t absorbed_end = carver.used(), capacity = expanded_capacity(config, options);
+      carver.back_to(begin);
+      act.context_latents = carver.array<ops::Bf16>(capacity, config.mla.latent_dim);
+      act.context_rope = carver.array<ops::Bf16>(capacity, config.mla.rope_dim);
+      act.expanded_kv =
+          carver.array<ops::Bf16>(capacity, int64_t{config.num_q_heads} * (config.mla.nope_dim + config.mla.v_dim));
+      carver.back_to(std::max(carver.used(), absorbed_end));
+    }
     act.attention_scratch = carver.take(ops::mla_attention_scratch_bytes(config.num_q_heads, kv));
     return;
   }
@@ -186,9 +198,12 @@ DeviceBuffers::Places DeviceBuffers::places(const ModelConfig& config, const Dev
   p.page_table = take(options.max_rows * row_pages * (wide_capacity(config, options) > 0 ? 2 : 1));  // + wide_sources
   // At the latest: items and merges follow the pages of the batch. All is rounded up, the last too: the second batch
   // begins at the end of the first, and its items are written 16 bytes at a time.
-  p.lists = has_prefill_kernel(config)
-                ? take(max_items(config, options) * kItemWords + ops::kPrefillMaxBlocks * kMergeWords)
-                : at;
+  p.lists = at;
+  if (has_prefill_kernel(config)) {
+    take(max_items(config, options) * kItemWords + ops::kPrefillMaxBlocks * kMergeWords);
+  } else if (config.mla.expands_prompts) {
+    take(LatentPlanner::max_words(config, options));
+  }
   p.end = at;
   return p;
 }
@@ -216,6 +231,7 @@ Result<DeviceBuffers> DeviceBuffers::create(const DeviceBufferPlan& plan, const 
   buffers.max_items_ = max_items(config, options);
   buffers.wide_capacity_ = wide_capacity(config, options);
   buffers.passes_.resize(options.max_rows);
+  if (config.mla.expands_prompts) buffers.latent_ = LatentPlanner(config, options);
   buffers.row_capacity_ = max_batch_rows(config, options);
   return buffers;
 }
@@ -340,6 +356,10 @@ StepShape DeviceBuffers::fill(const Batch& batch, const ModelConfig& config, con
   fill_rows(batch, !shape.decode_only && expands_prompts(config), shape);
   used_words_ = p.page_table + static_cast<int64_t>(batch.page_table.size());
   if (!shape.decode_only && has_prefill_kernel(config)) fill_tiles(batch, config, shape);
+  if (!shape.decode_only && config.mla.expands_prompts) {
+    const int32_t blocks = std::min(ops::num_sms(), ops::kPrefillMaxBlocks);
+    used_words_ = latent_.plan(batch, blocks, words, used_words_, shape.latent);
+  }
   if (graph_rows > 0) pad(graph_rows, batch, shape);
   return shape;
 }
@@ -351,6 +371,7 @@ Status DeviceBuffers::upload(ops::CudaStream stream) {
 DeviceInputs DeviceBuffers::inputs() const {
   const auto* words = reinterpret_cast<const int32_t*>(device_inputs_.data());
   DeviceInputs in;
+  in.words = words;
   in.batch.positions = words + places_.positions;
   in.batch.slot_mapping = words + places_.slots;
   in.batch.qo_indptr = words + places_.qo_indptr;

@@ -33,9 +33,11 @@ Status check_attention(const ModelConfig& config) {
 // the published models.
 Status check_latent_attention(const ModelConfig& config) {
   const MlaConfig& mla = config.mla;
-  if (mla.form == MlaForm::kExpanded) {
+  if (mla.form == MlaForm::kExpanded && !mla.expands_prompts) {
     return make_error(ErrorKind::kUnsupported,
-                      "the CUDA backend has latent attention in its absorbed form alone (--mla-attention absorbed)");
+                      "the CUDA backend expands latents for heads of {} + {} and values of {} alone: --mla-attention "
+                      "absorbed",
+                      ops::kMlaPrefillNope, ops::kMlaPrefillRope, ops::kMlaPrefillValue);
   }
   const bool wide = mla.latent_dim > ops::kHeadLinearMaxDim || config.head_dim > 576 ||
                     mla.nope_dim > ops::kHeadLinearMaxDim || mla.v_dim > ops::kHeadLinearMaxDim || mla.rope_dim > 256 ||
@@ -81,6 +83,8 @@ class DeviceModelImpl final : public DeviceModel {
   Status load(const loader::Checkpoint& checkpoint) {
     VAYU_ASSIGN_OR_RETURN(const ops::DeviceInfo device, ops::open_device());
     if (options_.max_context == 0) options_.max_context = config().max_context;
+    recipe_.config.mla.expands_prompts =
+        config().has_mla() && config().mla.form != MlaForm::kAbsorbed && has_expanded_form(config().mla);
     VAYU_RETURN_IF_ERROR(check_supported(config(), options_));
     if (options_.observer == nullptr && config().moe.shared_ffn > 0) {
       VAYU_ASSIGN_OR_RETURN(side_.stream, ops::create_stream());

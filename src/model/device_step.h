@@ -26,6 +26,9 @@ struct DeviceStepContext {
 
 // Enqueues kernels and nothing else: what a graph is captured from.
 void launch_device_step(const DeviceStepContext& context, const StepShape& shape, ops::CudaStream stream);
+// The attention of one layer with latents, behind the rotation; leaves BF16 in act.attention.
+void launch_latent_attention(const DeviceStepContext& context, const StepShape& shape, const DeviceLayer& layer,
+                             const ops::DeviceKvLayer& kv, ops::CudaStream stream);
 // Some of its layers alone, on whatever the activations hold.
 void launch_device_layers(const DeviceStepContext& context, const StepShape& shape, int32_t first, int32_t count,
                           ops::CudaStream stream);

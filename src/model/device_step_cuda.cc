@@ -5,7 +5,6 @@
 #include "base/check.h"
 #include "ops/activation/device_silu_mul.h"
 #include "ops/attention/device_decode.h"
-#include "ops/attention/device_mla.h"
 #include "ops/attention/device_prefill.h"
 #include "ops/gemm/device_gather.h"
 #include "ops/gemm/device_gemm.h"
@@ -206,7 +205,7 @@ class StepLauncher {
                                        .wide_pages = act_.wide_pages});
   }
 
-  // The rotated parts of the queries also go to their place in q_latent.
+  // When all rows are absorbed, the rotated parts of the queries also go to their place in q_latent.
   void rotate_latent(const DeviceLayer& layer, int32_t index, const ops::DeviceKvLayer& kv) {
     const StepScope watched = scope(StepOperator::kQkNormRope, index);
     ops::device_mla_rope_kv_write_cuda(stream_, {.q_kv = act_.qkv,
@@ -219,47 +218,12 @@ class StepLauncher {
                                                  .num_heads = config_.num_q_heads,
                                                  .num_tokens = shape_.num_tokens,
                                                  .kv = kv,
-                                                 .q_latent = act_.q_latent});
+                                                 .q_latent = shape_.latent.num_passes == 0 ? act_.q_latent : nullptr});
   }
 
-  // The absorbed form: queries into the space of the latents, attention there, and the result back to values.
   void attend_latent(const DeviceLayer& layer, int32_t index, const ops::DeviceKvLayer& kv) {
     const StepScope watched = scope(StepOperator::kAttention, index);
-    const MlaConfig& mla = config_.mla;
-    const int64_t heads = config_.num_q_heads;
-    ops::device_head_linear_cuda(stream_, {.weight = static_cast<const Bf16*>(layer.latent_to_k.data),
-                                           .x = act_.qkv,
-                                           .x_stride = config_.qkv_width(),
-                                           .x_head_stride = mla.nope_dim + mla.rope_dim,
-                                           .y = act_.q_latent,
-                                           .y_stride = heads * config_.head_dim,
-                                           .y_head_stride = config_.head_dim,
-                                           .num_heads = config_.num_q_heads,
-                                           .in = mla.nope_dim,
-                                           .out = mla.latent_dim,
-                                           .num_tokens = shape_.num_tokens});
-    ops::mla_attention_cuda(stream_, {.batch = batch_,
-                                      .max_context = shape_.max_context,
-                                      .num_heads = config_.num_q_heads,
-                                      .q = act_.q_latent,
-                                      .out = act_.latent_out,
-                                      .scale = config_.attention_scale,
-                                      .kv = kv,
-                                      .scratch = act_.attention_scratch,
-                                      .num_table_pages = shape_.num_table_pages,
-                                      .wide_pages = act_.wide_pages,
-                                      .wide_capacity = act_.wide_capacity});
-    ops::device_head_linear_cuda(stream_, {.weight = static_cast<const Bf16*>(layer.latent_to_v.data),
-                                           .x = act_.latent_out,
-                                           .x_stride = heads * mla.latent_dim,
-                                           .x_head_stride = mla.latent_dim,
-                                           .y = attention_rows(),
-                                           .y_stride = config_.attention_width(),
-                                           .y_head_stride = mla.v_dim,
-                                           .num_heads = config_.num_q_heads,
-                                           .in = mla.latent_dim,
-                                           .out = mla.v_dim,
-                                           .num_tokens = shape_.num_tokens});
+    launch_latent_attention(c_, shape_, layer, kv, stream_);
   }
 
   // Where attention writes BF16.

@@ -22,6 +22,7 @@ struct DeviceLayer {
   ops::DeviceMatrix qkv;                  // (qkv_width, hidden)
   ops::DeviceMatrix latent_to_k;          // MLA, BF16: (heads * latent_dim, nope_dim), U_K transposed head by head
   ops::DeviceMatrix latent_to_v;          // MLA, BF16: (heads * v_dim, latent_dim)
+  ops::DeviceMatrix latent_to_kv;         // MLA that expands prompts, BF16: U_K of all heads, then latent_to_v
   ops::DeviceMatrix attention_output;     // (hidden, attention_width)
   ops::DeviceMatrix gate_up;              // dense MLP or shared expert, interleaved
   ops::DeviceMatrix down;

@@ -55,7 +55,17 @@ ops::DeviceMatrix view_of(const std::unique_ptr<ops::Matrix>& matrix) {
   return matrix ? ops::device_view(*matrix) : ops::DeviceMatrix{};
 }
 
-DeviceLayer layer_of(const LayerWeights& owned, const LayerPlaces& places, const std::byte* base) {
+// The values' part of a matrix that holds the keys' before it.
+ops::DeviceMatrix values_of(const ops::DeviceMatrix& latent_to_kv, const ModelConfig& config) {
+  const int64_t key_rows = int64_t{config.num_q_heads} * config.mla.nope_dim;
+  ops::DeviceMatrix values = latent_to_kv;
+  values.data = static_cast<const std::byte*>(values.data) + key_rows * values.row_bytes();
+  values.rows -= key_rows;
+  return values;
+}
+
+DeviceLayer layer_of(const LayerWeights& owned, const LayerPlaces& places, const std::byte* base,
+                     const ModelConfig& config) {
   const auto at = [&](size_t place) -> const void* { return place == kAbsent ? nullptr : base + place; };
   const auto floats = [&](size_t place) { return static_cast<const float*>(at(place)); };
   DeviceLayer layer;
@@ -68,7 +78,8 @@ DeviceLayer layer_of(const LayerWeights& owned, const LayerPlaces& places, const
   layer.router = at(places.router);
   layer.qkv = view_of(owned.qkv);
   layer.latent_to_k = view_of(owned.latent_to_k);
-  layer.latent_to_v = view_of(owned.latent_to_v);
+  layer.latent_to_kv = view_of(owned.latent_to_kv);
+  layer.latent_to_v = owned.latent_to_kv ? values_of(layer.latent_to_kv, config) : view_of(owned.latent_to_v);
   layer.attention_output = view_of(owned.attention_output);
   layer.gate_up = view_of(owned.gate_up);
   layer.down = view_of(owned.down);
@@ -92,7 +103,7 @@ Status place_small(DeviceWeights& weights, const Recipe& recipe) {
   weights.output_norm = reinterpret_cast<const float*>(weights.small.data() + output_norm);
   weights.inv_freq = reinterpret_cast<const float*>(weights.small.data() + inv_freq);
   for (size_t i = 0; i < places.size(); ++i) {
-    weights.layers.push_back(layer_of(weights.owned.layers[i], places[i], weights.small.data()));
+    weights.layers.push_back(layer_of(weights.owned.layers[i], places[i], weights.small.data(), recipe.config));
   }
   return {};
 }

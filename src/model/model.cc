@@ -110,7 +110,7 @@ Activations carve(Carver& carver, const ModelConfig& config, const ModelLoadOpti
   act.mlp = carver.floats(tokens, mlp_width);
   act.logit_rows = carver.floats(options.max_logits, config.hidden);
   act.scratch = carver.take(scratch_bytes(config, options));
-  if (config.has_mla() && config.mla.form == MlaForm::kAbsorbed) carve_absorbed(carver, config, tokens, act);
+  if (config.has_mla() && config.mla.form != MlaForm::kExpanded) carve_absorbed(carver, config, tokens, act);
   if (config.has_moe()) carve_moe(carver, config, tokens, act);
   return act;
 }

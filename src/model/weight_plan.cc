@@ -91,16 +91,21 @@ class Planner {
   }
 
   // kv_b_proj by head: nope_dim rows that give K, then v_dim rows that give V. The absorbed form multiplies queries by
-  // U_K from the other side.
+  // U_K from the other side. Where both forms are in use, the expanded one has one product for the keys and then the
+  // values of all heads.
   Status split_latent(const Fill& whole) {
     const MlaConfig& mla = recipe_.config.mla;
     Fill to_k{whole.slot, whole.layer, LatentPart::kToK, {}};
-    Fill to_v{whole.slot, whole.layer, LatentPart::kToV, {}};
+    Fill to_v{whole.slot, whole.layer, mla.expands_prompts ? LatentPart::kToKv : LatentPart::kToV, {}};
     const CheckpointTensor* tensor = whole.parts.front().tensor;
     for (int64_t head = 0; head < recipe_.config.num_q_heads; ++head) {
       const int64_t first = head * (mla.nope_dim + mla.v_dim);
-      to_k.parts.push_back({tensor, first, mla.nope_dim, mla.form == MlaForm::kAbsorbed});
+      to_k.parts.push_back({tensor, first, mla.nope_dim, mla.expands_prompts || mla.form != MlaForm::kExpanded});
       to_v.parts.push_back({tensor, first + mla.nope_dim, mla.v_dim});
+    }
+    if (mla.expands_prompts) {
+      to_v.parts.insert(to_v.parts.begin(), to_k.parts.begin(), to_k.parts.end());
+      for (size_t head = 0; head < to_k.parts.size(); ++head) to_v.parts[head].transposed = false;
     }
     fills_.push_back(std::move(to_k));
     fills_.push_back(std::move(to_v));

@@ -25,7 +25,8 @@ struct TensorRows {
   int64_t out_cols() const { return transposed ? rows : tensor->cols(); }
 };
 
-enum class LatentPart : uint8_t { kNone, kToK, kToV };  // which of the two matrices Slot::kLatentKv is split into
+// Which of the matrices that Slot::kLatentKv is split into. kToKv: in place of kToV, with all of K a second time.
+enum class LatentPart : uint8_t { kNone, kToK, kToV, kToKv };
 
 // One matrix or vector of the model, and what is stacked into it.
 struct Fill {

@@ -29,6 +29,7 @@ std::unique_ptr<ops::Matrix>& matrix_of(ModelWeights& weights, const Fill& fill)
     case Slot::kQkv:
       return layer.qkv;
     case Slot::kLatentKv:
+      if (fill.latent == LatentPart::kToKv) return layer.latent_to_kv;
       return fill.latent == LatentPart::kToK ? layer.latent_to_k : layer.latent_to_v;
     case Slot::kAttentionOutput:
       return layer.attention_output;
@@ -120,7 +121,11 @@ class WeightLoader {
 
   Result<ModelWeights> load() {
     VAYU_ASSIGN_OR_RETURN(fills_, plan_weights(checkpoint_, recipe_));
-    for (const CheckpointTensor& tensor : checkpoint_.tensors()) total_ += tensor.bytes;
+    for (const Fill& fill : fills_) {  // the keys' part of kv_b_proj may be read twice
+      for (const TensorRows& part : fill.parts) {
+        total_ += part.rows * row_bytes(part.tensor->format, part.tensor->cols());
+      }
+    }
     weights_.layers.resize(recipe_.config.num_layers);
     for (const Fill& fill : fills_) {
       VAYU_RETURN_IF_ERROR(is_vector(fill.slot) ? fill_vector(fill) : reserve(fill));
@@ -282,8 +287,9 @@ int64_t bytes_of(const LayerWeights& layer) {
                         &layer.router, &layer.router_bias}) {
     sum += bytes_of(*v);
   }
-  for (const auto* m : {&layer.qkv, &layer.latent_to_k, &layer.latent_to_v, &layer.attention_output, &layer.gate_up,
-                        &layer.down, &layer.expert_gate_up, &layer.expert_down}) {
+  for (const auto* m :
+       {&layer.qkv, &layer.latent_to_k, &layer.latent_to_v, &layer.latent_to_kv, &layer.attention_output,
+        &layer.gate_up, &layer.down, &layer.expert_gate_up, &layer.expert_down}) {
     sum += bytes_of(*m);
   }
   return sum;

@@ -31,6 +31,7 @@ struct LayerWeights {
   std::vector<float> latent_norm;                 // MLA: (latent_dim)
   std::unique_ptr<ops::Matrix> latent_to_k;       // MLA: U_K, or its transpose a head; see MlaForm
   std::unique_ptr<ops::Matrix> latent_to_v;       // MLA: (num_q_heads * v_dim, latent_dim), a part a head
+  std::unique_ptr<ops::Matrix> latent_to_kv;      // in place of latent_to_v: U_K of all heads, then that; see MlaConfig
   std::unique_ptr<ops::Matrix> attention_output;  // (hidden, attention_width)
   std::vector<float> mlp_norm;                    // (hidden)
   std::unique_ptr<ops::Matrix> gate_up;           // dense MLP, or the shared expert: (2 * ffn, hidden)

@@ -152,7 +152,7 @@ void mla_attention(const Step& step, const LayerWeights& weights, const ops::KvL
       step.ops,
       {.weight = weights.qkv.get(), .x = act.normed, .y = act.qkv, .num_tokens = num_tokens, .scratch = act.scratch});
   rotate_and_write(step, weights, kv);
-  const bool absorbed = step.config.mla.form == MlaForm::kAbsorbed;
+  const bool absorbed = step.config.mla.form != MlaForm::kExpanded;
   (absorbed ? attend_absorbed : attend_expanded)(step, weights, kv);
   ops::linear(step.ops, {.weight = weights.attention_output.get(),
                          .x = act.attention,
