@@ -24,7 +24,9 @@ std::optional<Fp8Scales> Fp8Scales::layout(const std::vector<int64_t>& weight, c
   if (is_lead_and({}) || is_lead_and({1}) || is_lead_and({1, 1})) return Fp8Scales(rows, cols, rows, cols);
   const int64_t row_blocks = (rows + blocks.rows - 1) / blocks.rows;
   const int64_t col_blocks = (cols + blocks.cols - 1) / blocks.cols;
-  if (is_lead_and({row_blocks, col_blocks})) return Fp8Scales(rows, cols, blocks.rows, blocks.cols);
+  if (is_lead_and({row_blocks, col_blocks}) || is_lead_and({row_blocks, 1, col_blocks, 1})) {
+    return Fp8Scales(rows, cols, blocks.rows, blocks.cols);
+  }
   return std::nullopt;
 }
 

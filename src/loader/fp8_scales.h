@@ -17,9 +17,9 @@ class Fp8Scales {
  public:
   Fp8Scales() = default;  // of a tensor without scales
 
-  // From the shapes of weight and scale: one scale a tensor, one a row ((rows) or (rows, 1)), one a block; of a stack
-  // of matrices each of these with the stack's leading dimensions. None when the shapes do not fit. `values` is left to
-  // the caller to fill.
+  // From the shapes of weight and scale: one scale a tensor, one a row ((rows) or (rows, 1)), one a block ((row blocks,
+  // column blocks), or ModelOpt's (row blocks, 1, column blocks, 1)); of a stack of matrices each of these with the
+  // stack's leading dimensions. None when the shapes do not fit. `values` is left to the caller to fill.
   static std::optional<Fp8Scales> layout(const std::vector<int64_t>& weight, const std::vector<int64_t>& scale,
                                          const ScaleBlocks& blocks);
 

@@ -15,7 +15,8 @@ TEST(Fp8Scales, RowsAreThoseThatAreApplied) {
   };
   const ScaleBlocks blocks{2, 3};
   for (const Case& c : {Case{{5, 7}, {}, 1}, Case{{5, 7}, {5}, 1}, Case{{5, 7}, {5, 1}, 1}, Case{{5, 7}, {3, 3}, 3},
-                        Case{{4, 5, 7}, {4}, 1}, Case{{4, 5, 7}, {4, 5, 1}, 1}, Case{{4, 5, 7}, {4, 3, 3}, 3}}) {
+                        Case{{5, 7}, {3, 1, 3, 1}, 3}, Case{{4, 5, 7}, {4}, 1}, Case{{4, 5, 7}, {4, 5, 1}, 1},
+                        Case{{4, 5, 7}, {4, 3, 3}, 3}}) {
     auto scales = Fp8Scales::layout(c.weight, c.scale, blocks);
     ASSERT_TRUE(scales.has_value());
     EXPECT_EQ(scales->per_row(), c.per_row);

@@ -151,14 +151,14 @@ DataFormat DeviceFormats::part_format(const Checkpoint& checkpoint, const Fill& 
 std::string DeviceFormats::summary() const {
   std::vector<std::string> parts;
   const auto say = [&](int64_t count, const char* what) {
-    if (count > 0) parts.push_back(fmt::format("{} {}", count, what));
+    if (count > 0) parts.push_back(fmt::format("{}{} {}", count, parts.empty() ? " linears" : "", what));
   };
   say(counts_.kept, "in FP8 as stored");
   say(counts_.quantised, "quantised to FP8");
   say(counts_.requantised, "in FP8 quantised again by row");
-  say(counts_.widened, "in BF16, stored in FP8");
+  say(counts_.widened, "widened from FP8 to BF16");
   say(counts_.bf16, "in BF16");
-  return fmt::format("linears: {}", fmt::join(parts, ", "));
+  return fmt::format("{}", fmt::join(parts, ", "));
 }
 
 }  // namespace vayu::model

@@ -99,7 +99,7 @@ TEST(DeviceFormats, UniformModels) {
   EXPECT_EQ(rows->counts().kept, quantised->counts().quantised);
   EXPECT_EQ(rows->counts().kept, blocks->counts().kept);
   EXPECT_EQ(rows->counts().widened + rows->counts().bf16 + rows->counts().requantised, 0);
-  EXPECT_EQ(rows->summary(), fmt::format("linears: {} in FP8 as stored", rows->counts().kept));
+  EXPECT_EQ(rows->summary(), fmt::format("{} linears in FP8 as stored", rows->counts().kept));
 }
 
 TEST(DeviceFormats, StoredF8CanBeWidenedOrQuantisedAgain) {
@@ -124,7 +124,7 @@ TEST(DeviceFormats, MixedPartsOfOneMatrix) {
   EXPECT_EQ(stored->counts().widened, 3 * 2);
   EXPECT_EQ(stored->counts().bf16, 3);
   EXPECT_EQ(stored->counts().kept, 3 * 4);
-  EXPECT_EQ(stored->summary(), "linears: 12 in FP8 as stored, 6 in BF16, stored in FP8, 3 in BF16");
+  EXPECT_EQ(stored->summary(), "12 linears in FP8 as stored, 6 widened from FP8 to BF16, 3 in BF16");
   EXPECT_TRUE(stored->inputs().x.f8 && stored->inputs().x.bf16);
 
   const Formats quantised(config, k_is_bf16, kQuantise);
