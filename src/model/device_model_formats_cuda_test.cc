@@ -157,7 +157,7 @@ void expect_cpus_logits(const Json& config, const loader::Checkpoint& checkpoint
   TestRandom random;
   const auto tokens = random_tokens(random, unless_short(200, 80), config.at("vocab_size"));
   const Logits want = run_cpu(config, checkpoint, tokens);
-  Device device(config, checkpoint, options, true);
+  Device device(config, checkpoint, options, !ops::short_tests());
   const bool moe = config.contains("num_experts") && !config.at("num_experts").is_null();
   for (const int32_t chunk : {200, 40, 1}) {
     const auto count = static_cast<int64_t>(chunk == 1 ? unless_short(40, 8) : tokens.size());
@@ -214,7 +214,7 @@ TEST_P(MixedFormats, AgreeWithTheCpus) {
       return t.shape.size() > 1 && mix.choose(t).format == DataFormat::kF8E4M3;
     };
     if (std::none_of(source->tensors().begin(), source->tensors().end(), is_f8)) continue;  // a linear it does not have
-    if (unless_short(false, index++ % 4 != 0)) continue;
+    if (unless_short(false, index++ % 5 != 0)) continue;
     expect_cpus_logits(config, F8Checkpoint(*source, mix.choose), {.f8_weights = false},
                        std::string(GetParam()) + ", " + mix.name);
   }
@@ -230,8 +230,9 @@ INSTANTIATE_TEST_SUITE_P(DeviceModelFormatsCuda, SameWeights,
 void expect_equal_logits(const Json& config, Device& a, Device& b) {
   TestRandom random;
   const auto tokens = random_tokens(random, 150, config.at("vocab_size"));
-  for (const int32_t chunk : {150, 60}) EXPECT_EQ(a.run(tokens, chunk), b.run(tokens, chunk)) << chunk;
-  const std::vector<int32_t> few(tokens.begin(), tokens.begin() + 6);
+  for (const int32_t chunk : unless_short({150, 60}, {60}))
+    EXPECT_EQ(a.run(tokens, chunk), b.run(tokens, chunk)) << chunk;
+  const std::vector<int32_t> few(tokens.begin(), tokens.begin() + unless_short(6, 2));
   EXPECT_EQ(a.run(few, 1), b.run(few, 1));
 }
 

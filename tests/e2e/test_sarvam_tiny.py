@@ -98,12 +98,15 @@ def test_a_broken_folder_is_one_error(tmp_path, name, fault):
 
 def test_converted_and_quantised_it_says_the_same(tmp_path):
     """Written to GGUF in 8 bits and to shards in bf16, it still answers in Tamil."""
-    for out, flags in (("tiny.gguf", ["--quantization", "q8_0"]), ("shards", ["--max-shard-gb", "0.01"])):
+    q8_0 = ["--quantization", "q8_0"]
+    for out, flags in (("tiny.gguf", q8_0), ("mixed.gguf", [*q8_0, "--quantization-ignore", "*.down_proj"]),
+                       ("shards", ["--max-shard-gb", "0.01"])):
         subprocess.run([BIN, "convert", str(MODEL), str(tmp_path / out), *flags], check=True, timeout=120)
         s = Server(model=str(tmp_path / out))
         try:
             assert "முடியவில்லை" in chat(s, "Translate to Tamil: Could not open the file.")["message"]["content"]
         finally:
             s.stop()
+    assert (tmp_path / "mixed.gguf").stat().st_size > 1.1 * (tmp_path / "tiny.gguf").stat().st_size  # down_proj in 16 bits
     again = subprocess.run([BIN, "convert", str(MODEL), str(tmp_path / "shards")], capture_output=True, text=True)
     assert again.returncode == 1 and str(tmp_path / "shards") in again.stderr
