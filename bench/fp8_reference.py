@@ -190,11 +190,14 @@ def only(*kinds, layers=range(LAYERS)):
 BY_64 = dict.fromkeys(KINDS, 64)
 SOME = {kind: both(only(kind)) for kind in KINDS} | {"last_5_layers": both(only(*KINDS, layers=range(25, 30)))}
 RULES = {
-    "fp8": both(every),
-    "fp8_weights": Rule(weights=every),
+    "fp8": both(every, search=True),
+    "fp8_weights": Rule(weights=every, search=True),
     "fp8_inputs": Rule(inputs=every),
     "fp8_kv": Rule(kv="fp8"),
-    "fp8_and_kv": both(every, kv="fp8"),
+    "fp8_and_kv": both(every, kv="fp8", search=True),
+    "unsearched": both(every),  # a scale of weights by the peak of its row
+    "unsearched_weights": Rule(weights=every),
+    "unsearched_and_kv": both(every, kv="fp8"),
     "scaled_kv": Rule(kv="fp8_scaled"),
     "inputs_by_64": both(every, groups=BY_64),
     "inputs_by_64_search": both(every, groups=BY_64, search=True),
