@@ -32,7 +32,6 @@ struct DeviceGemmPlan {
   int32_t max_width = 0;  // rows of x in a tile at most: a multiple of 16 up to 192
   int32_t stages = 0;     // of the shared memory ring
   int32_t cluster = 1;    // 2: two blocks share the rows of x, each fetching half for both; not with x_rows
-  bool turns = false;     // scales along K: the warpgroups multiply in turn, one's factors under the other's products
 };
 
 constexpr int32_t kDeviceGemmMaxGroups = 256;

@@ -138,9 +138,7 @@ __device__ __forceinline__ void apply_factors(const GemmShape& shape, float (&lo
   apply_columns<N>(low, high, factors, me);
 }
 
-// The same with factors behind each stage (ScaleChain). While one warpgroup applies them, the other's products run: in
-// turns, the second half of one's products runs beside the first of the other's. Left alone the two come into step,
-// both multiply at half speed, and both apply factors while the tensor cores rest.
+// The same with factors behind each stage (ScaleChain). While one warpgroup applies them, the other's products run.
 template <class Products, ScalesAlongK kScales, int N>
 __device__ __forceinline__ void multiply_scaled(const GemmShape& shape, const GemmShared& shared, const Consumer& me,
                                                 RingPlace& place, Sums& sums) {
@@ -149,17 +147,11 @@ __device__ __forceinline__ void multiply_scaled(const GemmShape& shape, const Ge
 #pragma unroll 1
   for (int32_t step = 0;; ++step) {
     await_stage(shape, shared, place);
-    if (shape.turns && (me.group != 0 || step != 0)) take_turn(me.group);
     const Operands operands(shared, me, place.stage);
     wgmma_fence();
     add_products<Products, N>(low, operands.weight, operands.x, step != 0);
-    wgmma_commit();
     add_products<Products, N>(high, operands.weight + kBlockStep, operands.x, step != 0);
     wgmma_commit();
-    if (shape.turns) {
-      wgmma_wait<1>();
-      if (me.group == 0 || step + 1 != shape.steps) give_turn(me.group);
-    }
     wgmma_wait<0>();
     wgmma_pin(low);
     wgmma_pin(high);

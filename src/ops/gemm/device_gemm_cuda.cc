@@ -93,7 +93,6 @@ GemmShape make_shape(const DeviceGemmArgs& args, const DeviceGemmPlan& plan) {
   shape.x_row_scales = args.x.is_f8() && args.x.scale_group == 0;
   shape.x_group_scales = args.x.is_f8() && args.x.scale_group != 0;
   shape.swiglu = args.swiglu;
-  shape.turns = plan.turns;
   return shape;
 }
 

@@ -29,8 +29,7 @@ std::string name_of(const Case& c) {
          std::to_string(c.num_rows) + " rows, scale " + std::to_string(static_cast<int>(c.scale)) + "/" +
          std::to_string(c.x_group) + (c.swiglu ? " swiglu" : "") + (c.f8_out ? " f8" : "") +
          (c.gather ? " gather" : "") + (c.scatter ? " scatter" : "") + (c.wild_scales ? " wild" : "") + " plan " +
-         std::to_string(c.plan.max_width) + "/" + std::to_string(c.plan.stages) + "/" + std::to_string(c.plan.cluster) +
-         (c.plan.turns ? "/turns" : "");
+         std::to_string(c.plan.max_width) + "/" + std::to_string(c.plan.stages) + "/" + std::to_string(c.plan.cluster);
 }
 
 // Group sizes that sum to num_rows: some empty, some large.
@@ -194,8 +193,7 @@ TEST(DeviceGemmCuda, EveryPlanIsTheReference) {
           DeviceGemmArgs args;
           args.weight.scale = c.scale;
           args.x.scale_group = x_group;
-          c.plan = {width, random.integer(0, 1) == 0 ? 2 : device_gemm_stages(args, width), cluster,
-                    random.integer(0, 1) == 0};
+          c.plan = {width, random.integer(0, 1) == 0 ? 2 : device_gemm_stages(args, width), cluster};
           c.checked_rows = 150;
           check(random, c);
           if (HasFatalFailure()) return;
@@ -221,8 +219,7 @@ TEST(DeviceGemmCuda, ManyTilesABlockAreTheReference) {
                          .swiglu = swiglu,
                          .f8_out = swiglu && random.integer(0, 1) == 0,
                          .gather = gather && cluster == 1,
-                         .plan = {static_cast<int32_t>(16 * random.integer(5, unless_short(12, 6))), 3, cluster,
-                                  random.integer(0, 1) == 0},
+                         .plan = {static_cast<int32_t>(16 * random.integer(5, unless_short(12, 6))), 3, cluster},
                          .checked_rows = 60});
           if (HasFatalFailure()) return;
         }

@@ -49,7 +49,6 @@ struct GemmShape {
   bool x_row_scales;
   bool x_group_scales;
   bool swiglu;
-  bool turns;
 };
 
 struct GemmLaunch {

@@ -111,14 +111,6 @@ __device__ __forceinline__ void warpgroup_meets(int32_t group) {
   asm volatile("bar.sync %0, 128;" ::"r"(2 + group) : "memory");
 }
 
-// The tensor cores go from one warpgroup of consumers to the other, and back.
-__device__ __forceinline__ void take_turn(int32_t group) {
-  asm volatile("bar.sync %0, 256;" ::"r"(4 + group) : "memory");
-}
-__device__ __forceinline__ void give_turn(int32_t group) {
-  asm volatile("bar.arrive %0, 256;" ::"r"(4 + (group ^ 1)) : "memory");
-}
-
 // Four 8 x 8 matrices of 16-bit elements, transposed on the way: lane l gives the address of 16 bytes that receive
 // column l % 8 of matrix l / 8.
 __device__ __forceinline__ void store_transposed(uint32_t address, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {

@@ -38,9 +38,8 @@ void print_speed(const char* label, const char* what, const DeviceGemmArgs& args
                  double us) {
   const double flops = 2.0 * args.num_rows * static_cast<double>(args.rows_per_group() * args.weight.cols);
   const double ceiling = args.weight.is_f8() ? 1430 : 800;
-  std::printf("%s device_gemm %s width %d stages %d cluster %d%s %.1f us %.0f TFLOP/s %.0f%%\n", label, what,
-              plan.max_width, plan.stages, plan.cluster, plan.turns ? " in turns" : "", us, flops / us * 1e-6,
-              flops / us * 1e-6 / ceiling * 100);
+  std::printf("%s device_gemm %s width %d stages %d cluster %d %.1f us %.0f TFLOP/s %.0f%%\n", label, what,
+              plan.max_width, plan.stages, plan.cluster, us, flops / us * 1e-6, flops / us * 1e-6 / ceiling * 100);
 }
 
 void time_plan(const char* what, const DeviceGemmArgs& args, DeviceGemmPlan plan, Best& best) {
@@ -54,15 +53,12 @@ void time_plan(const char* what, const DeviceGemmArgs& args, DeviceGemmPlan plan
 
 // The chosen plan, then every candidate, then the best again.
 void time_plans(const char* what, const DeviceGemmArgs& args, const std::vector<int32_t>& widths) {
-  const bool scaled = args.weight.scale == WeightScale::kBlock || args.x.scale_group != 0;
   Best best;
   time_plan(what, args, device_gemm_plan(args, 132), best);
   print_speed("CHOSEN", what, args, best.plan, best.us);
   for (const int32_t width : widths) {
     for (const int32_t cluster : {1, 2}) {
-      if (cluster == 2 && args.x_rows != nullptr) continue;
-      time_plan(what, args, {width, 0, cluster}, best);
-      if (scaled) time_plan(what, args, {width, 0, cluster, true}, best);
+      if (cluster == 1 || args.x_rows == nullptr) time_plan(what, args, {width, 0, cluster}, best);
     }
   }
   print_speed("BEST", what, args, best.plan, best.us);
