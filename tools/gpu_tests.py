@@ -62,11 +62,11 @@ TOLD = re.compile(r"Failure|FAILED  |check failed|Expected|Which is|actual|^## (
 # bytes for each row of each tile for each of the two stages filled twice. Other ends than `write` and `read` still fail.
 Explained = collections.namedtuple("Explained", "write read what")
 EXPLAINED = [
-    Explained(r"::gather_rows<.* in stream_experts\.cu:", r"::down_tile<.* in stream_experts\.cu:", "scales of the rows of a stage"),
+    Explained(r"::gather_rows<.* in stream_experts\.cu:", r"::(down_tile|multiply_scaled)<.* in stream_experts\.cu:", "scales of the rows of a stage"),
     Explained(r"::stream_weights<.* in stream_experts\.cu:", r"::(consume|gather_rows)<.* in stream_experts\.cu:", "the slot of a tile"),
     # Of one width the reader is inlined and has no line; nothing else in that kernel reads the factors.
-    Explained(r"::ScaleChain::write\(.* in device_gemm_produce\.cuh:",
-              r"::apply_factors<.* in device_gemm_consume\.cuh:|::gemm_kernel<.*\)\+0x\w+( \[\d+ hazards?\])?$",
+    Explained(r"::TileChains<.*>::write\(.* in device_gemm_produce\.cuh:",
+              r"::apply_(columns|blocks)<.* in device_gemm_consume\.cuh:|::gemm_kernel<.*\)\+0x\w+( \[\d+ hazards?\])?$",
               "factors of the columns of a stage"),
     Explained(r"::publish_tile\(.* in device_gemm_produce\.cuh:", r" in device_gemm_(consume|store|kernel)\.cuh:", "the facts of a tile"),
 ]

@@ -64,16 +64,20 @@ double row_tolerance(const Case& c) {
   return c.swiglu ? (f8 ? 1e-2 : 5e-3) : (f8 ? 6e-3 : 3e-3);
 }
 
+// Scales below 2^-40 of the largest count as that (ScaleChain), which shows where x is 0 under the large ones: with
+// weights and x of about 1, 128 * 2^-40 a group, twice multiplied with SwiGLU.
+double lost(const Case& c) { return c.wild_scales ? 1e-8 : 0; }
+
 void compare_row(const Case& c, const float* got, const float* want, int64_t cols, int32_t row) {
   double error = 0, norm = 0;
   for (int64_t i = 0; i < cols; ++i) {
     error += (double{got[i]} - want[i]) * (double{got[i]} - want[i]);
     norm += double{want[i]} * want[i];
   }
-  ASSERT_LE(std::sqrt(error), row_tolerance(c) * std::sqrt(norm)) << name_of(c) << " row " << row;
+  ASSERT_LE(std::sqrt(error), row_tolerance(c) * std::sqrt(norm) + lost(c)) << name_of(c) << " row " << row;
   const double rms = std::sqrt(norm / static_cast<double>(cols));
   for (int64_t i = 0; i < cols; ++i) {
-    ASSERT_NEAR(got[i], want[i], 0.05 * rms + (c.f8_out ? 0.13 : 0.02) * std::fabs(want[i]))
+    ASSERT_NEAR(got[i], want[i], 0.05 * rms + (c.f8_out ? 0.13 : 0.02) * std::fabs(want[i]) + lost(c))
         << name_of(c) << " row " << row << " column " << i;
   }
 }

@@ -71,12 +71,12 @@ TEST(StreamLinearCuda, IsTheReference) {
   TestRandom random;
   for (const WeightScale scale : {WeightScale::kNone, WeightScale::kRow, WeightScale::kBlock}) {
     const int32_t unit = scale == WeightScale::kBlock ? 128 : 16;
-    for (const int32_t rows : unless_short({1, 7, 8, 9, 16, 17, 32, 33, 64}, {1, 8, 9, 17, 33, 64})) {
-      const int64_t cols = unit * random.integer(1, 1024 / unit * 2);
+    for (const int32_t rows : unless_short({1, 7, 8, 9, 16, 17, 32, 33, 64}, {8, 9, 17, 64})) {
+      const int64_t cols = unit * random.integer(1, unless_short(2048, 1024) / unit);
       check(random, {random.integer(1, 700), cols, rows, scale, scale == WeightScale::kBlock ? 128 : 0, rows % 2 == 0});
     }
   }
-  for (const int32_t rows : unless_short({1, 20, 50, 64}, {1, 20, 50})) {  // more tiles than blocks
+  for (const int32_t rows : unless_short({1, 20, 50, 64}, {20})) {  // more tiles than blocks
     check(random, {random.integer(12700, 17000), 16 * random.integer(1, 40), rows, WeightScale::kRow, 0, rows == 20});
     check(random, {random.integer(12700, 17000), 16 * random.integer(1, 40), rows, WeightScale::kNone, 0, rows != 20});
     check(random, {12800, 256, rows, WeightScale::kBlock, rows == 1 ? 128 : 0, false});
@@ -93,10 +93,11 @@ TEST(StreamLinearCuda, IsTheReference) {
 TEST(StreamLinearCuda, PairsAreTheReference) {
   VAYU_NEEDS_DEVICE();
   TestRandom random;
-  for (const int32_t rows : unless_short({1, 8, 15, 31, 40, 64}, {8, 15, 31, 64})) {
+  for (const int32_t rows : unless_short({1, 8, 15, 31, 40, 64}, {8, 31, 64})) {
     for (const WeightScale scale : {WeightScale::kRow, WeightScale::kNone}) {
       const bool to_float = (rows + static_cast<int>(scale)) % 2 == 0;
-      check(random, {random.integer(4225, 4700), 16 * random.integer(1, 30), rows, scale, 0, to_float});
+      check(random,
+            {random.integer(4225, 4700), 16 * random.integer(1, unless_short(30, 12)), rows, scale, 0, to_float});
       check(random, {random.integer(1, 300), 16 * random.integer(300, 512), rows, scale, 0, !to_float});
     }
   }
