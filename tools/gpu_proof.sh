@@ -15,6 +15,7 @@ case "${1:-tests}" in
     VAYU_SPEED=1 build-gpu/bin/ops_cuda_test --gtest_filter="${2:-*}Speed*" >"$OUT/speed.log" 2>&1
     failed=$?
     grep -E "SPEED|Failure" "$OUT/speed.log"
+    python3 tools/gpu_results.py "$OUT" || failed=1
     exit $failed
     ;;
 esac

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """Files for bench/results/ from what tools/gpu_kernels.sh and tools/gpu_proof.sh left in a folder: a layer in each shape, whole
-steps, and what tests and sanitizers found."""
+steps, every op by itself, and what tests and sanitizers found."""
 
 import json
 import os
 import pathlib
+import re
 import sys
 
 NOTES = (
@@ -52,6 +53,21 @@ def write_proof(folder):
     write(folder, "h200_proof", source, metrics, "; ".join(notes) or "all tests ran to their end and passed")
 
 
+def write_ops(folder):
+    """The lines of the speed tests. Of the plans of a GEMM the first is the one that is used."""
+    log = folder / "speed.log"
+    if not log.exists():
+        return
+    metrics = {}
+    for line in log.read_text().splitlines():
+        if not (found := re.match(r"SPEED (.+?):? ([\d.]+) us", line)):
+            continue
+        name = re.sub(r" width \d+ stages \d+ cluster \d", "", found[1])
+        metrics.setdefault(re.sub(r"\W+", "_", name).strip("_") + "_us", float(found[2]))
+    source = {"hardware": "one NVIDIA H200", "command": "tools/gpu_proof.sh speed"}
+    write(folder, "h200_ops", source, metrics, "medians; names are the lines of the speed tests, which hold rates and shares of the ceiling too")
+
+
 def write(folder, name, source, metrics, notes):
     record = {
         "name": name,
@@ -68,6 +84,7 @@ def write(folder, name, source, metrics, notes):
 def main():
     folder = pathlib.Path(sys.argv[1])
     write_proof(folder)
+    write_ops(folder)
     for dtype, suffix in (("fp8", ""), ("bf16", "_bf16")):
         kernels = folder / f"kernels_{dtype}.json"
         if kernels.exists():

@@ -128,7 +128,7 @@ Result<DeviceWeights> load_device_weights(const loader::Checkpoint& checkpoint, 
   VAYU_RETURN_IF_ERROR(place_small(weights, recipe));
   weights.embedding = view_of(weights.owned.embedding);
   weights.head = weights.owned.head ? view_of(weights.owned.head) : weights.embedding;
-  weights.bytes = weights.owned.bytes() + weights.small.bytes();
+  weights.bytes = weights.owned.matrix_bytes() + weights.small.bytes();  // vectors are in `small`
   return weights;
 }
 

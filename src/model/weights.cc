@@ -281,12 +281,17 @@ class WeightLoader {
 int64_t bytes_of(const std::vector<float>& v) { return static_cast<int64_t>(v.size() * sizeof(float)); }
 int64_t bytes_of(const std::unique_ptr<ops::Matrix>& m) { return m ? m->bytes() : 0; }
 
-int64_t bytes_of(const LayerWeights& layer) {
+int64_t vector_bytes(const LayerWeights& layer) {
   int64_t sum = 0;
   for (const auto* v : {&layer.attention_norm, &layer.q_norm, &layer.k_norm, &layer.latent_norm, &layer.mlp_norm,
                         &layer.router, &layer.router_bias}) {
     sum += bytes_of(*v);
   }
+  return sum;
+}
+
+int64_t matrix_bytes(const LayerWeights& layer) {
+  int64_t sum = 0;
   for (const auto* m :
        {&layer.qkv, &layer.latent_to_k, &layer.latent_to_v, &layer.latent_to_kv, &layer.attention_output,
         &layer.gate_up, &layer.down, &layer.expert_gate_up, &layer.expert_down}) {
@@ -297,9 +302,15 @@ int64_t bytes_of(const LayerWeights& layer) {
 
 }  // namespace
 
+int64_t ModelWeights::matrix_bytes() const {
+  int64_t sum = bytes_of(embedding) + bytes_of(head);
+  for (const LayerWeights& layer : layers) sum += model::matrix_bytes(layer);
+  return sum;
+}
+
 int64_t ModelWeights::bytes() const {
-  int64_t sum = bytes_of(embedding) + bytes_of(output_norm) + bytes_of(head) + bytes_of(rope_factors);
-  for (const LayerWeights& layer : layers) sum += bytes_of(layer);
+  int64_t sum = matrix_bytes() + bytes_of(output_norm) + bytes_of(rope_factors);
+  for (const LayerWeights& layer : layers) sum += vector_bytes(layer);
   return sum;
 }
 

@@ -51,6 +51,7 @@ struct ModelWeights {
   std::vector<float> rope_factors;         // (rotary_dim / 2) or empty
 
   const ops::Matrix& head_matrix() const { return head ? *head : *embedding; }
+  int64_t matrix_bytes() const;
   int64_t bytes() const;
 };
 
