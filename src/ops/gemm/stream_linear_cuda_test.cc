@@ -66,6 +66,18 @@ void check(TestRandom& random, const Case& c) {
   }
 }
 
+// Every kernel at sizes that racecheck takes, for which a sum pushed to the other block of a pair costs as much as a
+// tile.
+TEST(StreamLinearCuda, EveryFormOnce) {
+  VAYU_NEEDS_DEVICE();
+  TestRandom random;
+  for (const WeightScale scale : {WeightScale::kNone, WeightScale::kRow, WeightScale::kBlock}) {
+    for (const int32_t rows : {3, 12, 20, 40}) {
+      check(random, {random.integer(65, 150), 128 * random.integer(1, 6), rows, scale, 0, rows == 12});
+    }
+  }
+}
+
 TEST(StreamLinearCuda, IsTheReference) {
   VAYU_NEEDS_DEVICE();
   TestRandom random;
