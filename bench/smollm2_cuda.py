@@ -14,6 +14,7 @@ import sys
 import tempfile
 
 import common
+import fp8_parts
 
 # A continuation may leave the CPU's only where the CPU itself finds the two tokens this close, in nats.
 NEAR_TIE = 0.5
@@ -25,9 +26,8 @@ LIMITS = {"logprob_difference_rms": 0.15, "kl_mean_nats": 0.005, "perplexity_dif
 BF16 = ["--dtype", "bfloat16", "--kv-cache-dtype", "bf16"]
 FP8 = {"fp8": ["--quantization", "fp8", "--kv-cache-dtype", "fp8"], "fp8_linears": ["--quantization", "fp8", "--kv-cache-dtype", "bf16"],
        "fp8_pages": ["--dtype", "bfloat16", "--kv-cache-dtype", "fp8"]}
-# Of 30 layers the attention, the last five, and the down projections of the first five stay as stored (docs/precision.md).
-KEPT = ["blk.*.attn_*", *[f"blk.{i}.*" for i in range(25, 30)], *[f"blk.{i}.ffn_down" for i in range(5)]]
-FP8_MOST = ["--quantization", "fp8", *[word for pattern in KEPT for word in ("--quantization-ignore", pattern)]]
+FP8_MOST = ["--quantization", "fp8", *[word for pattern in fp8_parts.CHOICES["attention_last_5_down_5"]
+                                       for word in ("--quantization-ignore", pattern)]]
 
 
 def completion(server, ids, **fields):
