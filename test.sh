@@ -73,7 +73,7 @@ VAYU_BIN=$PWD/build/apps/vayu .venv/bin/python -m pytest -q -p no:cacheprovider 
 
 if [ $quick = no ]; then
   run_instrumented() {
-    env -u VAYU_TEST_MODEL VAYU_SIM_STEPS=5000 UBSAN_OPTIONS=print_stacktrace=1 ctest --no-tests=error --output-on-failure --test-dir "$@"
+    env -u VAYU_TEST_MODEL VAYU_SIM_STEPS=5000 UBSAN_OPTIONS=print_stacktrace=1 ctest -j2 --no-tests=error --output-on-failure --test-dir "$@"
   }
   part "unit tests under the address and undefined-behaviour sanitizers"
   wait_for_build build-address
