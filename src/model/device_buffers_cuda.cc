@@ -62,7 +62,9 @@ void carve_moe(Carver& carver, const ModelConfig& config, const DeviceModelOptio
   act.sorted_tokens = carver.array<int32_t>(tokens, router.top_k);
   act.pair_position = carver.array<int32_t>(tokens, router.top_k);
   const int64_t rows = tokens * (router.top_k + 1);
-  act.expert_mlp = carver.rows(rows, ops::padded_ffn(config.moe.expert_ffn), forms.expert_mlp, ops::kScaleGroup);
+  // Half tiles have twice the scales a row.
+  const int64_t mlp_rows = std::max<int64_t>(tokens, 2 * ops::kStreamExpertsHalvesTokens) * (router.top_k + 1);
+  act.expert_mlp = carver.rows(mlp_rows, ops::padded_ffn(config.moe.expert_ffn), forms.expert_mlp, ops::kScaleGroup);
   act.expert_out = carver.array<ops::Bf16>(rows, config.hidden);
   act.route_scratch = carver.take(ops::device_route_scratch_bytes(router, tokens));
   act.experts_workspace = carver.take(ops::stream_experts_workspace_bytes());

@@ -6,6 +6,7 @@
 #include "ops/activation/device_silu_mul.h"
 #include "ops/attention/device_decode.h"
 #include "ops/attention/device_prefill.h"
+#include "ops/cuda/num_sms.h"
 #include "ops/gemm/device_gather.h"
 #include "ops/gemm/device_gemm.h"
 #include "ops/gemm/device_head_linear.h"
@@ -303,6 +304,8 @@ class StepLauncher {
                                .h = inner,
                                .out = act_.expert_out,
                                .workspace = act_.experts_workspace};
+    few.half_tiles = ops::stream_experts_halves_pay(few, ops::num_sms());
+    if (few.half_tiles && inner.is_f8()) few.h.scale_group = ops::kScaleGroup / 2;
     if (shape_.num_tokens <= c_.options.max_experts_stream && ops::stream_experts_fits(few)) {
       ops::stream_experts_cuda(stream_, few);
       return fused ? act_.expert_out + int64_t{pairs} * config_.hidden : nullptr;

@@ -25,7 +25,7 @@ constexpr int32_t kGateUpInterleave = 64;  // see DeviceMatrix
 
 // Rows of activations. FP8 rows carry scales: value = element * scale.
 //   scale_group == 0           one scale a row: scales (num_rows)
-//   scale_group == kScaleGroup one a row and 128 columns: scales (num_rows, cols / 128)
+//   scale_group == kScaleGroup one a row and 128 columns: scales (num_rows, cols / 128); of 64 for stream_experts alone
 // A scale is the largest magnitude under it / 448, or 1 when that is below kF8TinyPeak (the elements become 0); NaN or
 // infinity under it makes the scale NaN, so that whoever looks at the logits sees it.
 struct ActRows {

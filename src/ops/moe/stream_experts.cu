@@ -10,6 +10,9 @@
 //               group of more rows is cut; its weights are then read again, at about the same time, out of the L2
 //               cache
 //
+// With half_tiles, for few tokens, gate-up tiles are half as high: 64 outputs, for one of the two warpgroups. An SM
+// reads some 43 GB/s whatever the others do, so that the 56 whole tiles of one token of sarvam-30b take as long as 100.
+//
 // The two projections of a group are ordered by the counters alone, so there is no drain between them. Between launches
 // there is none either: two sets of counters take turns, a launch clears those of the next.
 //
@@ -38,6 +41,7 @@ constexpr int kRowStageBytes = kMaxRows * 128;
 constexpr int kTileSlots = 4;
 constexpr int kThreads = 384;  // warps 10 and 11 only fill the warpgroup, so that registers can move to the consumers
 constexpr int kMaxGroups = kStreamExpertsMaxGroups;
+constexpr int kHalvesTokens = kStreamExpertsHalvesTokens;
 
 struct Group {
   int16_t expert;  // num_experts: the shared one
@@ -54,9 +58,10 @@ struct Tile {
 struct Shared {
   uint8_t weights[kStages][kWeightStageBytes];
   uint8_t rows[kStages][kRowStageBytes];
-  float row_scales[kStages][kMaxRows];  // of one block of 128 inputs of h
-  float token_scales[kMaxRows];         // of x
-  float peaks[8][kMaxRows];             // largest magnitude a warp saw of each row
+  // Of one block of 128 inputs of h. Behind half tiles: of its first 64 inputs, and kHalvesTokens on of the others.
+  float row_scales[kStages][kMaxRows];
+  float token_scales[kMaxRows];  // of x
+  float peaks[8][kMaxRows];      // largest magnitude a warp saw of each row
   Group groups[kMaxGroups];
   Tile tiles[kTileSlots];
   int32_t warp_counts[kThreads / 32];
@@ -83,6 +88,8 @@ struct Params {
   int32_t* done;         // workspace[64 ..]: finished gate-up tiles of each group, two sets
   int32_t num_tokens, num_pairs, num_experts, hidden, ffn, has_shared;
   int32_t block_scales;  // of FP8 weights: by blocks, not by rows
+  int32_t halves;        // 1: gate-up tiles are half as high
+  int32_t up_blocks;     // gate-up tiles of a group
 };
 
 __device__ int32_t load_acquire(const int32_t* p) {
@@ -153,7 +160,7 @@ __device__ __forceinline__ void end_turn(const Params& p, int turn) {
 template <int kElementBytes>
 __device__ void stream_weights(const Params& p, Shared& s, const CUtensorMap* gate_up, const CUtensorMap* down,
                                const CUtensorMap* shared_gate_up, const CUtensorMap* shared_down) {
-  const int up_blocks = p.ffn / 128, down_blocks = (p.hidden + kTileRows - 1) / kTileRows;
+  const int up_blocks = p.up_blocks, down_blocks = (p.hidden + kTileRows - 1) / kTileRows;
   const int up_tiles = s.num_groups * up_blocks, all_tiles = up_tiles + s.num_groups * down_blocks;
   Ring ring, slot;
   for (bool first = true;; first = false) {
@@ -177,11 +184,12 @@ __device__ void stream_weights(const Params& p, Shared& s, const CUtensorMap* ga
     const CUtensorMap* map =
         tile.down ? (shared_expert ? shared_down : down) : (shared_expert ? shared_gate_up : gate_up);
     const int per_expert = tile.down ? p.hidden : 2 * p.ffn;
-    const int row = (shared_expert ? 0 : expert) * per_expert + tile.block * kTileRows;
+    const int halves = tile.down ? 0 : p.halves;
+    const int row = (shared_expert ? 0 : expert) * per_expert + tile.block * (kTileRows >> halves);
     const int depth = (tile.down ? p.ffn : p.hidden) * kElementBytes;
     for (int column = 0; column < depth; column += 128) {
       barrier_wait(&s.empty[ring.stage], ring.phase ^ 1);
-      barrier_arrive_expect(&s.full[ring.stage], kWeightStageBytes);
+      barrier_arrive_expect(&s.full[ring.stage], kWeightStageBytes >> halves);
       copy_tile(map, &s.full[ring.stage], s.weights[ring.stage], column, row, kEvictFirst);
       ring.advance(kStages);
     }
@@ -203,7 +211,7 @@ __device__ void gather_rows(const Params& p, Shared& s, int lane) {
     const int width = group.rows <= 8 ? 8 : group.rows <= 16 ? 16 : 32;
     const int64_t depth = int64_t{tile.down ? p.ffn : p.hidden} * kElementBytes;
     if (tile.down) {
-      while (load_acquire(&p.done[s.turn * kMaxGroups + tile.group]) < p.ffn / 128) __nanosleep(64);
+      while (load_acquire(&p.done[s.turn * kMaxGroups + tile.group]) < p.up_blocks) __nanosleep(64);
       __syncwarp();
     }
     // Lane l copies chunk l % 8 of rows l / 8 + 4 i.
@@ -230,7 +238,15 @@ __device__ void gather_rows(const Params& p, Shared& s, int lane) {
                      there ? 16 : 0);
       }
       if (kElementBytes == 1 && tile.down) {
-        for (int r = lane; r < group.rows; r += 32) {
+        if (p.halves) {
+          static_assert(2 * kHalvesTokens <= 32);
+          const int r = lane % kHalvesTokens, half = lane / kHalvesTokens;
+          if (half < 2 && r < group.rows) {
+            s.row_scales[ring.stage][lane] =
+                __ldcg(&p.h_scales[2 * (int64_t{group.first + r} * groups_of_h + block) + half]);
+          }
+        }
+        for (int r = lane; !p.halves && r < group.rows; r += 32) {
           s.row_scales[ring.stage][r] = __ldcg(&p.h_scales[int64_t{group.first + r} * groups_of_h + block]);
         }
         __syncwarp();
@@ -242,8 +258,9 @@ __device__ void gather_rows(const Params& p, Shared& s, int lane) {
   }
 }
 
-// d0, d1 (+)= the two 64-row halves of this warpgroup's 128 weight rows times the stage's activations.
-template <int kElementBytes, int kWidth>
+// d0, d1 (+)= the two 64-row halves of this warpgroup's 128 weight rows times the stage's activations, of whose 128
+// bytes of depth those from 32 kFirst to 32 kLast.
+template <int kElementBytes, int kWidth, int kFirst = 0, int kLast = 4>
 __device__ __forceinline__ void multiply_stage(const Shared& s, int stage, int warpgroup, float (&d0)[kWidth / 2],
                                                float (&d1)[kWidth / 2], bool fresh) {
   const uint64_t a = swizzled_descriptor(s.weights[stage] + warpgroup * 128 * 128);
@@ -252,8 +269,8 @@ __device__ __forceinline__ void multiply_stage(const Shared& s, int stage, int w
   wgmma_pin(d1);
   wgmma_fence();
 #pragma unroll
-  for (int k = 0; k < 4; ++k) {
-    const int accumulate = !(fresh && k == 0);
+  for (int k = kFirst; k < kLast; ++k) {
+    const int accumulate = !(fresh && k == kFirst);
     multiply<kElementBytes, kWidth>(d0, a + k * kDescriptorStep, b + k * kDescriptorStep, accumulate);
     multiply<kElementBytes, kWidth>(d1, a + (64 * 128 >> 4) + k * kDescriptorStep, b + k * kDescriptorStep, accumulate);
   }
@@ -304,9 +321,25 @@ struct BlockScales {
   }
 };
 
-// sum = the halves' products over the depth, each 128 of it times the weights' scales and, kGrouped, the rows'.
+// sum += part times the weights' scales and, kGrouped, the rows' (from `rows` on).
 template <int kWidth, bool kGrouped>
-__device__ __forceinline__ void multiply_scaled(Shared& s, Consumer& c, int blocks, BlockScales scales,
+__device__ __forceinline__ void add_scaled(const Consumer& c, const float* rows, float2 weight,
+                                           const float (&part)[2][kWidth / 2], float (&sum)[2][kWidth / 2]) {
+#pragma unroll
+  for (int j = 0; j < kWidth / 8; ++j) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float row = kGrouped ? rows[8 * j + 2 * (c.lane % 4) + i % 2] : 1.0f;
+      sum[0][4 * j + i] += part[0][4 * j + i] * (row * weight.x);
+      sum[1][4 * j + i] += part[1][4 * j + i] * (row * weight.y);
+    }
+  }
+}
+
+// sum = the halves' products over the depth, each 128 of it times the weights' scales and, kGrouped, the rows', which
+// `halves` are of 64 inputs each.
+template <int kWidth, bool kGrouped>
+__device__ __forceinline__ void multiply_scaled(Shared& s, Consumer& c, int blocks, BlockScales scales, bool halves,
                                                 float (&sum)[2][kWidth / 2]) {
   float part[2][kWidth / 2];
 #pragma unroll
@@ -314,15 +347,15 @@ __device__ __forceinline__ void multiply_scaled(Shared& s, Consumer& c, int bloc
   for (int block = 0; block < blocks; ++block) {
     const float2 weight = scales.at(block, blocks, c.lane);
     wait_stage(s, c.ring);
-    multiply_stage<1, kWidth>(s, c.ring.stage, c.warpgroup, part[0], part[1], true);
-#pragma unroll
-    for (int j = 0; j < kWidth / 8; ++j) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const float row = kGrouped ? s.row_scales[c.ring.stage][8 * j + 2 * (c.lane % 4) + i % 2] : 1.0f;
-        sum[0][4 * j + i] += part[0][4 * j + i] * (row * weight.x);
-        sum[1][4 * j + i] += part[1][4 * j + i] * (row * weight.y);
-      }
+    const float* rows = s.row_scales[c.ring.stage];
+    if (kGrouped && kWidth == kHalvesTokens && halves) {
+      multiply_stage<1, kWidth, 0, 2>(s, c.ring.stage, c.warpgroup, part[0], part[1], true);
+      add_scaled<kWidth, kGrouped>(c, rows, weight, part, sum);
+      multiply_stage<1, kWidth, 2, 4>(s, c.ring.stage, c.warpgroup, part[0], part[1], true);
+      add_scaled<kWidth, kGrouped>(c, rows + kHalvesTokens, weight, part, sum);
+    } else {
+      multiply_stage<1, kWidth>(s, c.ring.stage, c.warpgroup, part[0], part[1], true);
+      add_scaled<kWidth, kGrouped>(c, rows, weight, part, sum);
     }
     __syncwarp();
     release_stage(s, c);
@@ -339,25 +372,37 @@ __device__ __forceinline__ void multiply_plain(Shared& s, Consumer& c, int block
   }
 }
 
+// The stages of half a tile go by the second warpgroup.
+__device__ __forceinline__ void pass_stages(Shared& s, Consumer& c, int blocks) {
+  for (int block = 0; block < blocks; ++block) {
+    barrier_wait(&s.full[c.ring.stage], c.ring.phase);
+    __syncwarp();
+    release_stage(s, c);
+  }
+}
+
 template <int kElementBytes, int kWidth>
 __device__ void gate_up_tile(const Params& p, Shared& s, Consumer& c, const Tile& tile, const Group& group) {
   const bool shared_expert = group.expert == p.num_experts;
   const int blocks = (p.hidden * kElementBytes + 127) / 128;
+  const bool halves = kWidth == kHalvesTokens && p.halves, idle = halves && c.warpgroup == 1;
   float gate_scale[2] = {1, 1}, up_scale[2] = {1, 1};
   float sum[2][kWidth / 2];
   auto &gate = sum[0], &up = sum[1];
   if constexpr (kElementBytes == 1) {
     const int expert = shared_expert ? 0 : group.expert;
     const float* scales = shared_expert ? p.shared_gate_up_scales : p.gate_up_scales;
-    const int row = tile.block * kTileRows + c.warpgroup * 128;
+    const int row = tile.block * (kTileRows >> halves) + c.warpgroup * 128;
     if (c.thread < group.rows) {
       const int token = shared_expert ? group.first - p.num_pairs + c.thread : p.sorted_tokens[group.first + c.thread];
       s.token_scales[c.thread] = p.x_scales[token];
     }
-    if (p.block_scales) {
+    if (idle) {
+      pass_stages(s, c, blocks);
+    } else if (p.block_scales) {
       const int rows = 2 * p.ffn / kScaleBlockRows;
       multiply_scaled<kWidth, false>(
-          s, c, blocks, {scales + int64_t{expert} * rows * blocks, row / kScaleBlockRows, rows, blocks}, sum);
+          s, c, blocks, {scales + int64_t{expert} * rows * blocks, row / kScaleBlockRows, rows, blocks}, false, sum);
     } else {
       scales += int64_t{expert} * 2 * p.ffn + row;
 #pragma unroll
@@ -367,10 +412,17 @@ __device__ void gate_up_tile(const Params& p, Shared& s, Consumer& c, const Tile
       }
       multiply_plain<kElementBytes, kWidth>(s, c, blocks, sum);
     }
+  } else if (idle) {
+    pass_stages(s, c, blocks);
   } else {
     multiply_plain<kElementBytes, kWidth>(s, c, blocks, sum);
   }
   consumer_barrier();  // token_scales
+  if (idle) {
+    if constexpr (kElementBytes == 1) consumer_barrier();  // peaks
+    consumer_barrier();                                    // the end
+    return;
+  }
 #pragma unroll
   for (int j = 0; j < kWidth / 8; ++j) {
 #pragma unroll
@@ -382,7 +434,7 @@ __device__ void gate_up_tile(const Params& p, Shared& s, Consumer& c, const Tile
       gate[4 * j + i] = g / (1.0f + __expf(-g)) * u;
     }
   }
-  const int output = tile.block * 128 + c.warpgroup * 64 + c.row;
+  const int output = tile.block * (128 >> halves) + c.warpgroup * 64 + c.row;
   if constexpr (kElementBytes == 1) {
 #pragma unroll
     for (int j = 0; j < kWidth / 8; ++j) {
@@ -407,12 +459,11 @@ __device__ void gate_up_tile(const Params& p, Shared& s, Consumer& c, const Tile
       const int64_t place = int64_t{group.first + column} * p.ffn + output;
       if constexpr (kElementBytes == 1) {
         float peak = s.peaks[0][column];
-#pragma unroll
-        for (int w = 1; w < 8; ++w) peak = max_keep_nan(peak, s.peaks[w][column]);
+        for (int w = 1; w < (halves ? 4 : 8); ++w) peak = max_keep_nan(peak, s.peaks[w][column]);
         const float scale = f8_scale(peak), inverse = 1.0f / scale;
         p.h[place] = to_f8(gate[4 * j + i] * inverse).bits;
         p.h[place + 8] = to_f8(gate[4 * j + 2 + i] * inverse).bits;
-        if (c.warp == 0 && c.lane < 4) p.h_scales[int64_t{group.first + column} * (p.ffn / 128) + tile.block] = scale;
+        if (c.warp == 0 && c.lane < 4) p.h_scales[int64_t{group.first + column} * p.up_blocks + tile.block] = scale;
       } else {
         Bf16* h = reinterpret_cast<Bf16*>(p.h) + place;
         h[0] = to_bf16(gate[4 * j + i]);
@@ -443,7 +494,7 @@ __device__ void down_tile(const Params& p, Shared& s, Consumer& c, const Tile& t
       scales += int64_t{expert} * p.hidden;
     }
     const int row = (tile.block * kTileRows + c.warpgroup * 128) / kScaleBlockRows;
-    multiply_scaled<kWidth, true>(s, c, blocks, {of_blocks, row, rows, blocks}, sum);
+    multiply_scaled<kWidth, true>(s, c, blocks, {of_blocks, row, rows, blocks}, p.halves, sum);
   } else {
     multiply_plain<kElementBytes, kWidth>(s, c, blocks, sum);
   }
@@ -545,7 +596,9 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
 }
 
-CUtensorMap map_of(const DeviceMatrix& m) { return byte_rows_map(m.data, m.rows, m.row_bytes(), kTileRows); }
+CUtensorMap map_of(const DeviceMatrix& m, int halves = 0) {
+  return byte_rows_map(m.data, m.rows, m.row_bytes(), kTileRows >> halves);
+}
 
 }  // namespace
 
@@ -554,6 +607,7 @@ void stream_experts_cuda(CudaStream stream, const StreamExpertsArgs& a) {
   if (a.num_tokens == 0) return;
   const int32_t hidden = static_cast<int32_t>(a.gate_up.cols);
   const bool has_shared = a.shared_gate_up.rows > 0;
+  const bool halves = a.half_tiles;
   auto* workspace = static_cast<int32_t*>(a.workspace);
   const Params p{.x = static_cast<const uint8_t*>(a.x.data),
                  .x_scales = a.x.scales,
@@ -578,9 +632,11 @@ void stream_experts_cuda(CudaStream stream, const StreamExpertsArgs& a) {
                  .hidden = hidden,
                  .ffn = a.ffn,
                  .has_shared = has_shared,
-                 .block_scales = a.gate_up.scale == WeightScale::kBlock};
-  const CUtensorMap gate_up = map_of(a.gate_up), down = map_of(a.down);
-  const CUtensorMap shared_gate_up = has_shared ? map_of(a.shared_gate_up) : gate_up;
+                 .block_scales = a.gate_up.scale == WeightScale::kBlock,
+                 .halves = halves,
+                 .up_blocks = a.ffn / 128 << halves};
+  const CUtensorMap gate_up = map_of(a.gate_up, halves), down = map_of(a.down);
+  const CUtensorMap shared_gate_up = has_shared ? map_of(a.shared_gate_up, halves) : gate_up;
   const CUtensorMap shared_down = has_shared ? map_of(a.shared_down) : down;
   const LaunchShape shape{dim3(num_sms()), dim3(kThreads), sizeof(Shared) + 1024, 1};
   launch_overlapped(a.gate_up.is_f8() ? stream_experts_kernel<1> : stream_experts_kernel<2>, shape, stream, gate_up,

@@ -3,6 +3,7 @@
 #include <numeric>
 
 #include "ops/cuda/matrix_test_util.h"
+#include "ops/cuda/num_sms.h"
 
 namespace vayu::ops {
 namespace {
@@ -38,21 +39,20 @@ struct Routing {
 
 struct Fixture {
   Fixture(TestRandom& random, const Shape& s, int32_t tokens, WeightScale scale, bool crowded, int32_t valid,
-          bool fast = false, float spread = 1)
+          bool fast = false, float spread = 1, bool half_tiles = false)
       : gate_up(random, int64_t{s.experts} * 2 * s.ffn, s.hidden, scale, fast),
         down(random, int64_t{s.experts} * s.hidden, s.ffn, scale, fast),
         shared_gate_up(random, 2 * s.ffn, s.hidden, scale, fast),
         shared_down(random, s.hidden, s.ffn, scale, fast),
         rows(int64_t{tokens} * (s.top_k + 1)),
         x(tokens, s.hidden, scale != kBf16, 0, random.normals(int64_t{tokens} * s.hidden, spread)),
-        h(rows, s.ffn, scale != kBf16, kScaleGroup),
+        h(rows, s.ffn, scale != kBf16, half_tiles ? kScaleGroup / 2 : kScaleGroup),
         routing(random, tokens, s, crowded, valid),
         indptr(routing.indptr),
         sorted(routing.rows),
         out(rows * s.hidden),
         host_out(rows * s.hidden, Bf16{0xFFFF}),
-        workspace(stream_experts_workspace_bytes()) {
-    workspace.set(std::vector<uint8_t>(stream_experts_workspace_bytes(), 0));
+        workspace(std::vector<uint8_t>(stream_experts_workspace_bytes(), 0)) {
     host = {.gate_up = gate_up.host(),
             .down = down.host(),
             .shared_gate_up = s.shared ? shared_gate_up.host() : DeviceMatrix{},
@@ -65,7 +65,8 @@ struct Fixture {
             .expert_indptr = routing.indptr.data(),
             .sorted_tokens = routing.rows.data(),
             .h = h.host(),
-            .out = host_out.data()};
+            .out = host_out.data(),
+            .half_tiles = half_tiles};
     device = host;
     device.gate_up = gate_up.device();
     device.down = down.device();
@@ -115,11 +116,14 @@ void expect_reference(Fixture& f, const Shape& s, int32_t tokens, int32_t valid,
 }
 
 void check(TestRandom& random, const Shape& s, int32_t tokens, WeightScale scale, bool crowded = false,
-           int32_t padding = 0, bool fast = false, float spread = 1) {
+           int32_t padding = 0, bool fast = false, float spread = 1, bool half_tiles = false) {
+  if (!half_tiles && tokens <= kStreamExpertsHalvesTokens) {
+    check(random, s, tokens, scale, crowded, padding, fast, spread, true);
+  }
   const std::string name = std::to_string(tokens) + " tokens, " + std::to_string(padding) + " of padding, " +
                            std::to_string(s.experts) + " experts, hidden " + std::to_string(s.hidden) + ", " +
-                           name_of(scale) + (crowded ? ", crowded" : "");
-  Fixture f(random, s, tokens, scale, crowded, tokens - padding, fast, spread);
+                           name_of(scale) + (crowded ? ", crowded" : "") + (half_tiles ? ", half tiles" : "");
+  Fixture f(random, s, tokens, scale, crowded, tokens - padding, fast, spread, half_tiles);
   stream_experts_ref(f.host);
   ASSERT_TRUE(stream_experts_fits(f.device)) << name;
   for (int run = 0; run < unless_short(3, 2); ++run) {  // the workspace must serve again
@@ -175,7 +179,8 @@ TEST(StreamExpertsCuda, LaunchesOfAllSizesFollowEachOther) {
     DeviceArray<uint8_t> workspace(std::vector<uint8_t>(stream_experts_workspace_bytes(), 0));
     std::vector<std::unique_ptr<Fixture>> all;
     for (const Step& step : steps) {
-      all.push_back(std::make_unique<Fixture>(random, step.shape, step.tokens, scale, false, step.tokens, true));
+      all.push_back(std::make_unique<Fixture>(random, step.shape, step.tokens, scale, false, step.tokens, true, 1,
+                                              step.tokens <= 2));
       all.back()->device.workspace = workspace.get();
       stream_experts_ref(all.back()->host);
     }
@@ -271,12 +276,14 @@ TEST(StreamExpertsCuda, Speed) {
   const Shape s{128, 6, 4096, 1024, true};
   for (const WeightScale scale : {kRows, kBlocks, kBf16}) {
     Fixture f(random, s, 128, scale, false, 128, true);
-    for (const int32_t tokens : {1, 2, 4, 8, 16, 32, 64, 128}) {
+    for (const int32_t tokens : {1, 2, 3, 4, 8, 16, 32, 64, 128}) {
       const Routing routing(random, tokens, s, false, tokens);
       f.indptr.set(routing.indptr);
       DeviceArray<int32_t> sorted(routing.rows);
       f.device.sorted_tokens = sorted.get();
       f.device.num_tokens = tokens;
+      f.device.half_tiles = stream_experts_halves_pay(f.device, num_sms());
+      f.device.h.scale_group = scale == kBf16 ? 0 : f.device.half_tiles ? kScaleGroup / 2 : kScaleGroup;
       int touched = 1;
       for (int32_t e = 0; e < s.experts; ++e) touched += routing.indptr[e + 1] > routing.indptr[e];
       const double alone = median_us([&](CudaStream stream) { stream_experts_cuda(stream, f.device); }).value();

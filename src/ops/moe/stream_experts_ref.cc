@@ -43,13 +43,24 @@ bool stream_experts_fits(const StreamExpertsArgs& a) {
       a.num_experts + (int64_t{a.num_tokens} * a.top_k + a.num_tokens) / kStreamExpertsPassRows + 2;
   bool fits = a.ffn > 0 && a.ffn % kScaleGroup == 0 && max_groups <= kStreamExpertsMaxGroups &&
               a.num_experts < INT16_MAX && a.x.cols == hidden && a.x.is_f8() == f8 && a.x.scale_group == 0 &&
-              a.h.cols == a.ffn && a.h.is_f8() == f8 && (!f8 || a.h.scale_group == kScaleGroup) &&
-              matrix_fits(a.gate_up, scale, hidden) && matrix_fits(a.down, scale, a.ffn);
+              a.h.cols == a.ffn && a.h.is_f8() == f8 &&
+              (!f8 || a.h.scale_group == (a.half_tiles ? kScaleGroup / 2 : kScaleGroup)) &&
+              !(a.half_tiles && a.num_tokens > kStreamExpertsHalvesTokens) && matrix_fits(a.gate_up, scale, hidden) &&
+              matrix_fits(a.down, scale, a.ffn);
   if (a.shared_gate_up.rows > 0) {
     fits = fits && a.shared_gate_up.rows == 2 * int64_t{a.ffn} && matrix_fits(a.shared_gate_up, scale, hidden) &&
            matrix_fits(a.shared_down, scale, a.ffn);
   }
   return fits;
+}
+
+// All tiles are under way at once, or they take fewer rounds. Experts without rows are not known here.
+bool stream_experts_halves_pay(const StreamExpertsArgs& a, int32_t sms) {
+  if (a.num_tokens > kStreamExpertsHalvesTokens) return false;
+  const int32_t groups = std::min(a.num_tokens * a.top_k, a.num_experts) + (a.shared_gate_up.rows > 0);
+  const int32_t tiles = groups * (a.ffn / 128);
+  const auto rounds = [sms](int32_t tiles) { return (tiles + sms - 1) / sms; };
+  return tiles <= sms || rounds(2 * tiles) < 2 * rounds(tiles);
 }
 
 void stream_experts_ref(const StreamExpertsArgs& a) {

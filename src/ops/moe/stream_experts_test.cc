@@ -36,5 +36,36 @@ TEST(StreamExperts, FitsWhereAllScalesAreOfAKind) {
   }
 }
 
+TEST(StreamExperts, HalfTilesHaveScalesOfTheirOwn) {
+  StreamExpertsArgs args = args_of(WeightScale::kRow, 384);
+  args.half_tiles = true;
+  EXPECT_FALSE(stream_experts_fits(args));
+  args.h.scale_group = kScaleGroup / 2;
+  EXPECT_TRUE(stream_experts_fits(args));
+  args.num_tokens = kStreamExpertsHalvesTokens + 1;
+  EXPECT_FALSE(stream_experts_fits(args));
+  args.half_tiles = false;
+  EXPECT_FALSE(stream_experts_fits(args));
+}
+
+TEST(StreamExperts, HalfTilesPayWhereWholeOnesLeaveProcessorsIdle) {
+  StreamExpertsArgs args = args_of(WeightScale::kRow, 4096);
+  args.num_experts = 128;
+  args.top_k = 6;
+  args.ffn = 1024;
+  const auto pay = [&](int32_t tokens) {
+    args.num_tokens = tokens;
+    return stream_experts_halves_pay(args, 132);
+  };
+  EXPECT_TRUE(pay(1));   // 56 tiles
+  EXPECT_TRUE(pay(2));   // 104
+  EXPECT_TRUE(pay(3));   // 152 in two rounds, 304 halves in three
+  EXPECT_FALSE(pay(4));  // 200 in two, 400 in four
+  EXPECT_FALSE(pay(9));
+  args.shared_gate_up.rows = 0;
+  args.num_experts = 8;
+  EXPECT_TRUE(pay(8));  // no more than eight experts: 64
+}
+
 }  // namespace
 }  // namespace vayu::ops
