@@ -285,10 +285,11 @@ void print_speed(DeviceKvFormat format, int32_t rows, int32_t new_tokens, int32_
   const double flops = pairs * heads * 2 * (576 + 512),
                bytes = double{1} * rows * context * 576 * args.kv.element_bytes();
   std::printf(
-      "SPEED mla_attention %d rows of %d tokens, context %d %s %.1f us %.0f GB/s %.2f of 4300, %.0f TFLOP/s %.2f of "
+      "SPEED mla_attention %d rows of %d tokens, context %d %s %.1f us %.0f GB/s %.2f of the read ceiling, %.0f "
+      "TFLOP/s %.2f of "
       "800\n",
-      rows, new_tokens, context, format == kF8 ? "f8" : "bf16", us, bytes / us * 1e-3, bytes / us * 1e-3 / 4300,
-      flops / us * 1e-6, flops / us * 1e-6 / 800);
+      rows, new_tokens, context, format == kF8 ? "f8" : "bf16", us, bytes / us * 1e-3,
+      bytes / us * 1e-3 / read_ceiling_gb_s(), flops / us * 1e-6, flops / us * 1e-6 / 800);
 }
 
 TEST(DeviceMlaCuda, Speed) {
