@@ -24,9 +24,10 @@ struct DeviceInfo {
   int32_t l2_bytes = 0;
 };
 
-// Device 0 of this process, made current. kUnavailable without a driver or a device, kUnsupported for one that is older
-// than Hopper (compute capability 9.0), each with what was found.
+// Device 0 of this process, made current. kNotFound without a driver or a device, kUnavailable where one fails,
+// kUnsupported for one that is not Hopper (compute capability 9.0), each with what was found: see device_choice.h.
 Result<DeviceInfo> open_device();
+Result<int64_t> free_device_bytes();  // of the open device, by all processes that share it
 
 // Memory of the device, or pinned memory of the host. Freed with the object.
 class DeviceMemory {

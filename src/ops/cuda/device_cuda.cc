@@ -3,12 +3,23 @@
 #include <cuda.h>
 #include <cuda_runtime.h>
 
+#include <algorithm>
+#include <atomic>
+#include <cstdlib>
+#include <utility>
+
 #include "base/check.h"
+#include "ops/cuda/device_choice.h"
 #include "ops/cuda/num_sms.h"
 #include "ops/cuda/tensor_map.h"
 
 namespace vayu::ops {
 namespace {
+
+// The driver reads this when it is first called. Left alone it loads a kernel at its first launch, which in the middle
+// of a step takes memory and waits for the device; EAGER loads all of them with the context. Set before main(): the
+// server has threads before it opens a device, and setenv() must not meet their getenv(). What the user has set stays.
+[[maybe_unused]] const bool kLoadsKernelsAtStart = setenv("CUDA_MODULE_LOADING", "EAGER", 0) == 0;
 
 Status to_status(cudaError_t error, const char* what) {
   if (error == cudaSuccess) return {};
@@ -19,25 +30,56 @@ using EncodeTiled = CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, 
                                  const cuuint64_t*, const cuuint32_t*, const cuuint32_t*, CUtensorMapInterleave,
                                  CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
 
-// Through the runtime, so that a machine without a driver can still start the binary.
+// Through the runtime, so that a machine without a driver can still start the binary. Null where that says no, as it
+// does to everything once the device has failed; what it gave is kept.
 EncodeTiled encode_tiled() {
-  static const EncodeTiled function = [] {
-    void* symbol = nullptr;
-    cudaDriverEntryPointQueryResult found;
-    cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &symbol, 12000, cudaEnableDefault, &found);
-    return reinterpret_cast<EncodeTiled>(symbol);
-  }();
-  return function;
+  static std::atomic<EncodeTiled> kept{nullptr};
+  if (const EncodeTiled function = kept.load(std::memory_order_relaxed)) return function;
+  void* symbol = nullptr;
+  cudaDriverEntryPointQueryResult found;
+  if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &symbol, 12000, cudaEnableDefault, &found) !=
+      cudaSuccess) {
+    return nullptr;
+  }
+  kept.store(reinterpret_cast<EncodeTiled>(symbol), std::memory_order_relaxed);
+  return reinterpret_cast<EncodeTiled>(symbol);
+}
+
+// Of the first tensor map on this thread that the driver did not make since last_launch() was asked: launchers return
+// nothing, and a kernel that gets the empty map does no more harm where the driver has failed.
+thread_local CUresult map_failure = CUDA_SUCCESS;
+
+// A map of `rank` dimensions; `strides`, in bytes, are those behind the first dimension. Empty when the driver fails.
+CUtensorMap encode_map(CUtensorMapDataType type, int rank, const void* data, const cuuint64_t* sizes,
+                       const cuuint64_t* strides, const cuuint32_t* box) {
+  CUtensorMap map = {};
+  const cuuint32_t steps[3] = {1, 1, 1};
+  const EncodeTiled encode = encode_tiled();
+  const CUresult result =
+      encode == nullptr
+          ? CUDA_ERROR_NOT_INITIALIZED
+          : encode(&map, type, rank, const_cast<void*>(data), sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                   CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  VAYU_CHECK(result != CUDA_ERROR_INVALID_VALUE, "no tensor map has {} x {} elements in boxes of {} x {}", sizes[1],
+             sizes[0], box[1], box[0]);
+  if (map_failure == CUDA_SUCCESS) map_failure = result;
+  return map;
+}
+
+DriverAnswer ask_driver() {
+  DriverAnswer answer;
+  cudaDriverGetVersion(&answer.driver_version);
+  cudaRuntimeGetVersion(&answer.runtime_version);
+  const cudaError_t error = cudaGetDeviceCount(&answer.num_devices);
+  answer.no_device = error == cudaErrorNoDevice;
+  if (error != cudaSuccess) answer.error = cudaGetErrorString(error);
+  return answer;
 }
 
 }  // namespace
 
 Result<DeviceInfo> open_device() {
-  int count = 0;
-  if (const cudaError_t error = cudaGetDeviceCount(&count); error != cudaSuccess || count == 0) {
-    return make_error(ErrorKind::kUnavailable, "no CUDA device ({}); --device cpu runs without one",
-                      error != cudaSuccess ? cudaGetErrorString(error) : "the driver lists none");
-  }
+  VAYU_RETURN_IF_ERROR(check_driver(ask_driver()));
   VAYU_RETURN_IF_ERROR(to_status(cudaSetDevice(0), "cudaSetDevice"));
   cudaDeviceProp properties;
   VAYU_RETURN_IF_ERROR(to_status(cudaGetDeviceProperties(&properties, 0), "cudaGetDeviceProperties"));
@@ -47,15 +89,21 @@ Result<DeviceInfo> open_device() {
                   .num_sms = properties.multiProcessorCount,
                   .total_bytes = static_cast<int64_t>(properties.totalGlobalMem),
                   .l2_bytes = properties.l2CacheSize};
-  if (info.compute_major != 9 || info.compute_minor != 0) {
-    return make_error(ErrorKind::kUnsupported,
-                      "{} has compute capability {}.{}; the CUDA backend is built for Hopper (9.0). Use --device cpu",
-                      info.name, info.compute_major, info.compute_minor);
+  VAYU_RETURN_IF_ERROR(check_device(info));
+  // What a step would otherwise ask for first, perhaps after the device has failed.
+  static_cast<void>(num_sms());
+  if (encode_tiled() == nullptr) {
+    return make_error(ErrorKind::kUnavailable, "CUDA: the driver makes no tensor maps: {}",
+                      cudaGetErrorString(cudaGetLastError()));
   }
+  VAYU_ASSIGN_OR_RETURN(info.free_bytes, free_device_bytes());
+  return info;
+}
+
+Result<int64_t> free_device_bytes() {
   size_t free = 0, total = 0;
   VAYU_RETURN_IF_ERROR(to_status(cudaMemGetInfo(&free, &total), "cudaMemGetInfo"));
-  info.free_bytes = static_cast<int64_t>(free);
-  return info;
+  return static_cast<int64_t>(free);
 }
 
 Result<DeviceMemory> DeviceMemory::create(int64_t bytes) {
@@ -82,7 +130,11 @@ Result<DeviceMemory> DeviceMemory::create_pinned(int64_t bytes) {
   DeviceMemory memory;
   if (bytes == 0) return std::move(memory);
   void* p = nullptr;
-  VAYU_RETURN_IF_ERROR(to_status(cudaMallocHost(&p, static_cast<size_t>(bytes)), "pinned host memory"));
+  if (const cudaError_t error = cudaMallocHost(&p, static_cast<size_t>(bytes)); error != cudaSuccess) {
+    cudaGetLastError();
+    return make_error(ErrorKind::kResourceExhausted, "cannot take {} bytes of pinned host memory: {}", bytes,
+                      cudaGetErrorString(error));
+  }
   memory.data_ = static_cast<std::byte*>(p);
   memory.bytes_ = bytes;
   memory.pinned_ = true;
@@ -98,14 +150,16 @@ DeviceMemory::~DeviceMemory() {
   }
 }
 
+// At least one, for those who divide by it; only an answer is kept.
 int num_sms() {
-  static const int count = [] {
-    int device = 0, value = 0;
-    cudaGetDevice(&device);
-    cudaDeviceGetAttribute(&value, cudaDevAttrMultiProcessorCount, device);
-    return value;
-  }();
-  return count;
+  static std::atomic<int> kept{0};
+  if (const int count = kept.load(std::memory_order_relaxed); count > 0) return count;
+  int device = 0, count = 0;
+  if (cudaGetDevice(&device) == cudaSuccess) {
+    cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
+  }
+  kept.store(count, std::memory_order_relaxed);
+  return std::max(count, 1);
 }
 
 Result<StreamEvent> StreamEvent::create() {
@@ -138,37 +192,31 @@ Status fill_device(void* device, uint8_t byte, int64_t bytes, CudaStream stream)
   return to_status(cudaMemsetAsync(device, byte, static_cast<size_t>(bytes), stream), "fill of device memory");
 }
 Status synchronize(CudaStream stream) { return to_status(cudaStreamSynchronize(stream), "wait for the device"); }
-Status last_launch(const char* what) { return to_status(cudaGetLastError(), what); }
+Status last_launch(const char* what) {
+  const CUresult map = std::exchange(map_failure, CUDA_SUCCESS);
+  const cudaError_t error = cudaGetLastError();
+  if (error == cudaSuccess && map != CUDA_SUCCESS) {
+    return make_error(ErrorKind::kUnavailable, "CUDA: {}: the driver made no tensor map (error {})", what,
+                      static_cast<int>(map));
+  }
+  return to_status(error, what);
+}
 
 CUtensorMap byte_rows_map(const void* data, int64_t num_rows, int64_t row_bytes, int32_t box_rows) {
-  CUtensorMap map;
   const cuuint64_t sizes[2] = {static_cast<cuuint64_t>(row_bytes), static_cast<cuuint64_t>(num_rows)};
   const cuuint64_t strides[1] = {static_cast<cuuint64_t>(row_bytes)};
   const cuuint32_t box[2] = {128, static_cast<cuuint32_t>(box_rows)};
-  const cuuint32_t steps[2] = {1, 1};
-  const CUresult result = encode_tiled()(&map, CU_TENSOR_MAP_DATA_TYPE_UINT8, 2, const_cast<void*>(data), sizes,
-                                         strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                                         CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  VAYU_CHECK(result == CUDA_SUCCESS, "tensor map of {} rows of {} bytes: error {}", num_rows, row_bytes,
-             static_cast<int>(result));
-  return map;
+  return encode_map(CU_TENSOR_MAP_DATA_TYPE_UINT8, 2, data, sizes, strides, box);
 }
 
 CUtensorMap head_rows_map(const void* data, int64_t cols, int64_t num_rows, int64_t row_stride, int64_t num_heads,
                           int64_t head_stride, int32_t box_rows) {
-  CUtensorMap map;
   const cuuint64_t sizes[3] = {static_cast<cuuint64_t>(cols), static_cast<cuuint64_t>(num_rows),
                                static_cast<cuuint64_t>(num_heads)};
   const cuuint64_t strides[2] = {static_cast<cuuint64_t>(row_stride) * sizeof(Bf16),
                                  static_cast<cuuint64_t>(head_stride) * sizeof(Bf16)};
   const cuuint32_t box[3] = {64, static_cast<cuuint32_t>(box_rows), 1};
-  const cuuint32_t steps[3] = {1, 1, 1};
-  const CUresult result = encode_tiled()(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, const_cast<void*>(data), sizes,
-                                         strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                                         CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  VAYU_CHECK(result == CUDA_SUCCESS, "tensor map of {} heads, {} rows of {}: error {}", num_heads, num_rows, cols,
-             static_cast<int>(result));
-  return map;
+  return encode_map(CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, data, sizes, strides, box);
 }
 
 }  // namespace vayu::ops

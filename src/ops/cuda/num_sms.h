@@ -1,4 +1,5 @@
-// Multiprocessors of the device this process uses; asked for once.
+// Multiprocessors of the device this process uses; asked for once. 1 where the driver does not say, so that plans can
+// be made: their launches then fail.
 #pragma once
 
 namespace vayu::ops {

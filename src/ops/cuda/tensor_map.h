@@ -7,6 +7,8 @@
 
 namespace vayu::ops {
 
+// When the driver fails to make one, the map is empty, and the next last_launch() on this thread says so.
+
 // Rows of `row_bytes` bytes (a multiple of 16), `num_rows` of them, seen as bytes; a box is `box_rows` (<= 256) rows of
 // 128 bytes in the 128-byte swizzle. Reads outside the matrix give zeros. `data` 16-byte aligned. Coordinates: byte
 // column, row.

@@ -8,7 +8,7 @@ namespace vayu::ops {
 
 void combine_add_norm_cuda(CudaStream stream, const CombineAddNormArgs& args) {
   if (args.norm.num_rows == 0) return;
-  VAYU_REQUIRE(args.expert_out && args.pair_position && args.weights && args.top_k > 0 && args.top_k <= kMaxTopK,
+  VAYU_REQUIRE(args.expert_out && args.pair_position && args.weights && args.top_k > 0 && args.top_k <= kCombineMaxTopK,
                "null pointer or top_k");
   VAYU_REQUIRE(args.norm.weight || !args.norm.row_ids, "rows picked for nothing");
   launch_add_norm<true>(stream, args.norm, ExpertRows{args.expert_out, args.pair_position, args.weights, args.top_k});

@@ -7,11 +7,13 @@
 
 namespace vayu::ops {
 
+constexpr int32_t kCombineMaxTopK = 32;  // a lane of a warp each
+
 struct CombineAddNormArgs {
   const Bf16* expert_out = nullptr;        // (num_tokens * top_k, hidden), sorted by expert
   const int32_t* pair_position = nullptr;  // (num_tokens, top_k) row of expert_out; negative: the pair adds nothing
   const float* weights = nullptr;          // (num_tokens, top_k)
-  int32_t top_k = 0;
+  int32_t top_k = 0;                       // at most kCombineMaxTopK
   AddNormArgs norm;  // delta: output of the shared expert, or null. weight null: no norm, y and y_bf16 not written
 };
 

@@ -426,7 +426,7 @@ TEST(DeviceRouteCuda, Speed) {
     const double in_step = chained_us(between, 16).value() - reads;
     const double bytes = 2.0 * 128 * 4096 * 2 + 2.0 * tokens * 4096;
     const double flops = 2.0 * 2 * 128 * 4096 * tokens;
-    const double floor_us = std::max(bytes / 4.25e6, flops / 800e6);
+    const double floor_us = std::max(bytes / (read_ceiling_gb_s() * 1e3), flops / 800e6);
     std::printf(
         "SPEED device_route tokens %d: %.1f us (in a chain %.1f, between reads %.1f) %.0f GB/s %.0f TFLOP/s %.3f\n",
         tokens, us, chained, in_step, bytes / us * 1e-3, flops / us * 1e-6, floor_us / us);

@@ -18,8 +18,8 @@
 // it. After a barrier over the whole grid every block sums the masks before its runs and places its rows: an order that
 // no timing can change. The grid never holds more blocks than run at once; with more tiles a cluster takes several.
 #include <algorithm>
+#include <atomic>
 
-#include "ops/cuda/require.h"
 #include "ops/cuda/tensor_map.h"
 #include "ops/moe/device_route.cuh"
 
@@ -353,9 +353,10 @@ __global__ void __launch_bounds__(kRouteThreads, 1)
   }
 }
 
-// Clusters of this size that the device runs at once.
+// Clusters of this size that the device runs at once; 0 where the driver does not say, as after the device has failed:
+// last_launch() then has its error.
 template <int kExperts>
-int most_clusters(unsigned splits) {
+int ask_most_clusters(unsigned splits) {
   cudaFuncSetAttribute(route_large_kernel<kExperts>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                        Tile<kExperts>::kSharedBytes);
   cudaLaunchAttribute attribute;
@@ -369,22 +370,31 @@ int most_clusters(unsigned splits) {
   config.numAttrs = 1;
   int count = 0;
   const cudaError_t error = cudaOccupancyMaxActiveClusters(&count, route_large_kernel<kExperts>, &config);
-  VAYU_REQUIRE(error == cudaSuccess && count > 0, "the router needs clusters of 4 and 8 blocks");
+  return error == cudaSuccess ? count : 0;
+}
+
+// Asked for once; only an answer is kept.
+template <int kExperts, unsigned kSplits>
+int most_clusters() {
+  static std::atomic<int> kept{0};
+  if (const int count = kept.load(std::memory_order_relaxed); count > 0) return count;
+  const int count = ask_most_clusters<kExperts>(kSplits);
+  kept.store(count, std::memory_order_relaxed);
   return count;
 }
 
 template <int kExperts>
 void launch_tiles(CudaStream stream, const DeviceRouteArgs& args) {
   using T = Tile<kExperts>;
-  static const int most_of_8 = most_clusters<kExperts>(8);
-  static const int most_of_4 = most_clusters<kExperts>(4);
+  const int most_of_8 = most_clusters<kExperts, 8>(), most_of_4 = most_clusters<kExperts, 4>();
   LargePlan plan;
   plan.chunks = static_cast<int>(args.shape.hidden / kRouteChunk);
   plan.tiles = (args.num_tokens + T::kRows - 1) / T::kRows;
   const bool is_short = plan.tiles <= most_of_8;  // twice the blocks then fit, and each has half of the columns
   plan.splits = is_short ? 8 : 4;
   LaunchShape shape;
-  shape.grid = dim3(std::min(plan.tiles, is_short ? most_of_8 : most_of_4) * plan.splits);
+  // Where there was no answer the grid is one cluster, which takes all tiles, if it can be launched.
+  shape.grid = dim3(std::max(1, std::min(plan.tiles, is_short ? most_of_8 : most_of_4)) * plan.splits);
   shape.block = dim3(kRouteThreads);
   shape.shared_bytes = T::kSharedBytes;
   shape.cluster = plan.splits;

@@ -14,13 +14,11 @@
 
 namespace vayu::ops {
 
-constexpr int32_t kMaxTopK = 32;
-
 struct ExpertRows {
   const Bf16* rows;         // (num_pairs, hidden)
   const int32_t* position;  // (num_tokens, top_k)
   const float* weights;     // (num_tokens, top_k)
-  int32_t top_k;            // at most kMaxTopK
+  int32_t top_k;            // at most one a lane of a warp
 };
 
 // The pairs of a token over the lanes of each warp: lane j has pair j. An absent pair has row -1 and weight 0.

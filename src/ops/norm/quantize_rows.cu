@@ -2,6 +2,8 @@
 // eight), takes the peak with one barrier, and writes. Bytes a row: two read and one written a column.
 #include "ops/norm/quantize_rows.h"
 
+#include <algorithm>
+
 #include "ops/cuda/launch.cuh"
 #include "ops/cuda/require.h"
 #include "ops/norm/quantize_rows_math.cuh"
@@ -9,8 +11,10 @@
 namespace vayu::ops {
 namespace {
 
+constexpr unsigned kMaxThreads = 512;  // the search takes longer rows in several steps
+
 template <int kVectors>
-__global__ void __launch_bounds__(512, kVectors > 1 ? 2 : 4) quantize_rows_kernel(QuantizeRowsArgs args) {
+__global__ void __launch_bounds__(kMaxThreads, kVectors > 1 ? 2 : 4) quantize_rows_kernel(QuantizeRowsArgs args) {
   __shared__ uint32_t partial[32];
   const int64_t row = blockIdx.x;
   const auto column = [&](int i) { return static_cast<int>(threadIdx.x + i * blockDim.x) * 8; };
@@ -102,7 +106,7 @@ __device__ __forceinline__ int least_step(float (&error)[kScaleSteps], float (*s
 
 // With a search of the scale: for weights while they load. Reads its row four times, three of them from the
 // first-level cache. Conversions bound it: 16 each way an element.
-__global__ void __launch_bounds__(512, 1) search_rows_kernel(QuantizeRowsArgs args) {
+__global__ void __launch_bounds__(kMaxThreads, 1) search_rows_kernel(QuantizeRowsArgs args) {
   __shared__ uint32_t partial[32];
   __shared__ float errors[16][kScaleSteps];
   let_next_start();
@@ -138,11 +142,13 @@ __global__ void __launch_bounds__(512, 1) search_rows_kernel(QuantizeRowsArgs ar
 void quantize_rows_cuda(CudaStream stream, const QuantizeRowsArgs& args) {
   if (args.num_rows == 0) return;
   VAYU_REQUIRE(args.x && args.y.data && args.y.is_f8() && args.y.scale_group == 0, "FP8 rows with one scale each");
-  VAYU_REQUIRE(args.y.cols > 0 && args.y.cols % 16 == 0 && args.y.cols <= 16384, "columns");
+  VAYU_REQUIRE(args.y.cols > 0 && args.y.cols % 16 == 0, "columns");
+  VAYU_REQUIRE(args.y.cols <= kMaxQuantizedCols || args.scale_steps > 1, "a row held in registers");
   VAYU_REQUIRE(args.x_stride % 8 == 0 && (args.x_stride >= args.y.cols || args.num_rows == 1), "stride");
   VAYU_REQUIRE(args.scale_steps == 1 || args.scale_steps == kScaleSteps, "scales tried");
   const RowThreads shape = row_threads(args.y.cols);
-  const LaunchShape launch{.grid = dim3(static_cast<unsigned>(args.num_rows)), .block = dim3(shape.threads)};
+  const LaunchShape launch{.grid = dim3(static_cast<unsigned>(args.num_rows)),
+                           .block = dim3(std::min(shape.threads, kMaxThreads))};
   if (args.scale_steps > 1) {
     launch_overlapped(search_rows_kernel, launch, stream, args);
   } else if (shape.per_thread == 1) {

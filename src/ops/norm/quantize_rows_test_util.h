@@ -90,14 +90,15 @@ inline std::vector<Bf16> random_bf16(TestRandom& random, int64_t count, float si
   return out;
 }
 
-// `SPEED <op> <shape> <us> us <GB/s> <share of a copy, 4.25 TB/s>`; only when VAYU_SPEED is set.
+// `SPEED <op> <shape> <us> us <GB/s> <share of a plain copy>`; only when VAYU_SPEED is set.
 inline bool speed_wanted() { return std::getenv("VAYU_SPEED") != nullptr; }
 inline void print_speed(const std::string& op, const std::string& shape, double bytes,
                         const std::function<void(CudaStream)>& call) {
   const Result<double> us = median_us(call);
   ASSERT_TRUE(us.ok()) << us.error().message;
   const double rate = bytes / us.value() / 1e3;
-  std::printf("SPEED %s %s %.2f us %.0f GB/s %.0f%%\n", op.c_str(), shape.c_str(), us.value(), rate, rate / 42.5);
+  std::printf("SPEED %s %s %.2f us %.0f GB/s %.2f of the copy ceiling\n", op.c_str(), shape.c_str(), us.value(), rate,
+              rate / memory_ceiling().copy_gb_s);
 }
 
 }  // namespace vayu::ops
