@@ -101,13 +101,32 @@ def cpu_hardware():
     return f"{cpu}, {os.cpu_count()} cores, {' '.join(simd)}"
 
 
-def write_result(name, metrics, notes, hardware=None, path=None):
+def recorded_command(argv):
+    """The command to repeat a run with: paths in the tree from its root, others by the name of their flag: --model MODEL."""
+    def shown(word, flag):
+        if not os.path.isabs(word):
+            return word
+        if pathlib.Path(word).is_relative_to(ROOT):
+            return os.path.relpath(word, ROOT)
+        return flag.lstrip("-").replace("-", "_").upper() or "PATH"
+
+    words, flag = [os.path.relpath(argv[0], ROOT)], ""
+    for word in argv[1:]:
+        name, equals, value = word.partition("=")
+        if word.startswith("-"):
+            words.append(name + equals + (shown(value, name) if equals else ""))
+            flag = "" if equals else word
+        else:
+            words.append(shown(word, flag))  # several values of one flag are all of its name
+    return shlex.join(words)
+
+
+def write_result(name, metrics, notes, hardware=None, path=None, **more):
     commit = os.environ.get("COMMIT")  # of binaries that were built elsewhere
     if not commit:
         commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout.strip()
-    command = shlex.join([os.path.relpath(sys.argv[0], ROOT), *[a for a in sys.argv[1:] if not a.startswith("/")]])
-    result = {"name": name, "commit": commit, "hardware": hardware or cpu_hardware(), "command": command,
-              "metrics": {k: round(v, 4) for k, v in metrics.items()}, "notes": notes}
+    result = {"name": name, "commit": commit, "hardware": hardware or cpu_hardware(), "command": recorded_command(sys.argv),
+              "metrics": {k: round(v, 4) for k, v in metrics.items()}, "notes": notes, **more}
     path = pathlib.Path(path) if path else ROOT / "bench/results" / f"{name}.json"
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(result, indent=2) + "\n")

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """sarvam-30b on one H200 as a voice agent's server: random weights, 3,584 tokens in, 128 out, 32 and 64 conversations at once.
-Starts `vayu serve`, asks it through the OpenAI SDK where that is installed, runs `vayu bench serve` and writes
-bench/results/h200_sla.json. Energy is the device's own counter (NVML), or sums of nvidia-smi's power where that has none.
+Starts `vayu serve`, asks it through the OpenAI SDK, runs `vayu bench serve` and writes bench/results/h200_sla.json, which says what the
+SDK was answered; without an SDK, or with an answer missing, the exit code is 1. Energy is the device's own counter (NVML), or sums of nvidia-smi's power where that has none.
 
     bench/h200_sla.py --vayu build/apps/vayu [--out FILE] [--step-tokens 1280 ...] [--requests-per-client 8]
 
@@ -20,6 +20,9 @@ import urllib.request
 import common
 
 CUDA_FLAGS = ["--quantization", "fp8", "--kv-cache-dtype", "fp8", "--threads", "16"]
+# Random weights bring no template; with this one the server answers chats too.
+CHAT_TEMPLATE = """{% for message in messages %}<{{ message.role }}>{{ message.content }}
+{% endfor %}<assistant>"""
 NVML = ("libnvidia-ml.so.1", "/usr/local/nvidia/lib64/libnvidia-ml.so.1", "/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1")
 
 
@@ -94,10 +97,14 @@ class Energy:
 
 class Server:
     def __init__(self, options, step_tokens):
+        self.template = tempfile.NamedTemporaryFile("w", suffix=".jinja")
+        self.template.write(CHAT_TEMPLATE)
+        self.template.flush()
         self.command = [options.vayu, "serve", options.model, "--load-format", "dummy", "--device", options.device,
                         *(CUDA_FLAGS if options.device == "cuda" else []), "--max-model-len", str(options.max_model_len),
                         "--max-num-seqs", str(max(options.clients)), "--port", str(options.port),
-                        "--max-num-batched-tokens", str(step_tokens), "--disable-prefix-cache", "--log-level", "warn"]
+                        "--max-num-batched-tokens", str(step_tokens), "--disable-prefix-cache", "--log-level", "warn",
+                        "--chat-template", self.template.name]
         self.url = f"http://127.0.0.1:{options.port}"
         start = time.time()
         self.process = subprocess.Popen(self.command, stdout=subprocess.DEVNULL)
@@ -126,24 +133,35 @@ class Server:
 
 
 def ask_openai(url):
-    """Streamed answers of the official SDK, two at once; its version, or None where it is not installed."""
-    try:
-        import openai
-    except ImportError:
-        return None
+    """Version and calls of the official SDK that were answered as asked for; any other answer raises."""
+    import openai
     client = openai.OpenAI(base_url=url + "/v1", api_key="none", max_retries=0, timeout=60)
     model = client.models.list().data[0].id
-    stream = client.completions.create(model=model, prompt=[7] * 64, max_tokens=16, stream=True, temperature=0,
-                                       stream_options={"include_usage": True}, extra_body={"ignore_eos": True})
-    usage = [chunk.usage for chunk in stream if chunk.usage][-1]
-    assert usage.prompt_tokens == 64 and usage.completion_tokens == 16, usage
+    calls = ["models"]
+    for name, create, prompt in (("completions", client.completions.create, {"prompt": [7] * 64}),
+                                 ("chat", client.chat.completions.create, {"messages": [{"role": "user", "content": "Namaste"}]})):
+        fields = {"model": model, "max_tokens": 16, "temperature": 0, "extra_body": {"ignore_eos": True}, **prompt}
+        answer = create(**fields)
+        chunks = list(create(**fields, stream=True, stream_options={"include_usage": True}))
+        usage = [chunk.usage for chunk in chunks if chunk.usage][-1]
+        reasons = [choice.finish_reason for chunk in chunks for choice in chunk.choices if choice.finish_reason]
+        for way, tokens, reason in (("", answer.usage.completion_tokens, [answer.choices[0].finish_reason]),
+                                    ("_streamed", usage.completion_tokens, reasons)):
+            if (tokens, reason) != (16, ["length"]):
+                raise RuntimeError(f"OpenAI SDK, {name}{way}: {tokens} tokens, ended by {reason}, where 16 and length were asked for")
+            calls.append(name + way)
+    return openai.__version__, calls
+
+
+def openai_record(url):
+    """What the result file says of the SDK. A call that fails ends this script."""
     try:
-        chat = client.chat.completions.create(model=model, messages=[{"role": "user", "content": "Namaste"}], max_tokens=8,
-                                              extra_body={"ignore_eos": True})
-        assert chat.usage.completion_tokens == 8, chat.usage
-    except openai.BadRequestError as error:  # random weights bring no chat template
-        print(f"chat: {error}", file=sys.stderr)
-    return openai.__version__
+        version, calls = ask_openai(url)
+    except ModuleNotFoundError as error:
+        if error.name != "openai":
+            raise
+        return {"version": None, "answered": [], "why_not": "the SDK is not installed"}
+    return {"version": version, "answered": calls}
 
 
 def measure(options, url, clients, energy):
@@ -197,13 +215,13 @@ def parse():
 
 def main():
     options = parse()
-    metrics, notes, energy = {}, [], Energy()
+    metrics, notes, energy, sdk = {}, [], Energy(), {}
     for step_tokens in options.step_tokens:
         suffix = f"_step{step_tokens}" if metrics else ""
         server = Server(options, step_tokens)
         try:
-            sdk = ask_openai(server.url)
-            notes.append(f"{step_tokens} tokens a step: ready after {server.ready_s:.1f} s, OpenAI SDK {sdk or 'absent'}")
+            sdk = openai_record(server.url)
+            notes.append(f"{step_tokens} tokens a step: ready after {server.ready_s:.1f} s")
             for clients in options.clients:
                 run = measure(options, server.url, clients, energy)
                 metrics |= {f"c{clients}_{key}{suffix}": value for key, value in run.items()}
@@ -213,10 +231,12 @@ def main():
     energy.stop()
     if (best := f"c{max(options.clients)}_tokens_per_joule") in metrics:
         metrics["tokens_per_joule"] = metrics[best]
-    notes.append(f"{options.input_len} tokens in, {options.output_len} out, closed loop; energy: {energy.source}")
+    metrics["openai_sdk_calls_answered"] = len(sdk["answered"])
+    notes.append(f"{options.input_len} tokens in, {options.output_len} out, closed loop; energy: {energy.source}; "
+                 "the server has a small chat template of this script's, since random weights bring none")
     common.write_result("h200_sla", metrics, "; ".join(notes), path=options.out,
-                        hardware="one NVIDIA H200" if options.device == "cuda" else None)
-    sys.exit(any(value != 0 for key, value in metrics.items() if key.startswith("server_exit_code")))
+                        hardware="one NVIDIA H200" if options.device == "cuda" else None, openai_sdk=sdk)
+    sys.exit(not sdk["answered"] or any(value != 0 for key, value in metrics.items() if key.startswith("server_exit_code")))
 
 
 if __name__ == "__main__":

@@ -3,10 +3,12 @@
 # tools/gpu_pack.sh:
 #   tools/gpu_kernels.sh kernels   PyTorch baseline, then `vayu bench kernels` beside it (BASELINE=FILE: one made before;
 #                                  COMPILE=none, prefill or all: for which shapes torch.compile is tried, a minute each)
-#   tools/gpu_kernels.sh steps     `vayu bench steps`: decode at 1, 32 and 64 rows, one prompt of 3,584 tokens
+#   tools/gpu_kernels.sh steps     `vayu bench steps` of sarvam-30b in FP8 and BF16 and of sarvam-105b in FP8: decode at 1, 8, 32
+#                                  and 64 (105b: 1 and 8) rows, one prompt of 3,584 tokens; of 105b also with absorbed prompts
 #   tools/gpu_kernels.sh profile   `vayu profile`: kernels of such steps through CUPTI
 #   tools/gpu_kernels.sh           all of it
 # Tables and JSON go to $OUT (default build-gpu/out), files for bench/results/ among them; COMMIT names the commit.
+# DTYPES=fp8 leaves BF16 out.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 . tools/gpu_env.sh
@@ -28,20 +30,29 @@ kernels() {
   done
 }
 
+# NAME MODEL FLAGS...: one file of steps.
+some_steps() {
+  $VAYU bench steps --model "$2" --load-format dummy "${@:3}" --context 3650 --prefill 3584 --json "$OUT/steps_$1.json" \
+    2>&1 | tee "$OUT/steps_$1.txt" || failed=1
+}
+
 steps() {
-  for dtype in $DTYPES; do
-    $VAYU bench steps --model sarvam-30b --load-format dummy $(flags_of "$dtype") --decode 1,32,64 --context 3650 \
-      --prefill 3584 --json "$OUT/steps_$dtype.json" 2>&1 | tee "$OUT/steps_$dtype.txt" || failed=1
-  done
+  for dtype in $DTYPES; do some_steps "$dtype" sarvam-30b $(flags_of "$dtype") --decode 1,8,32,64; done
+  some_steps 105b_fp8 sarvam-105b $(flags_of fp8) --decode 1,8
+  some_steps 105b_fp8_absorbed sarvam-105b $(flags_of fp8) --mla-attention absorbed --decode 8
+}
+
+# NAME MODEL FLAGS...: one profile.
+some_profile() {
+  $VAYU profile --model "$2" --load-format dummy $(flags_of fp8) "${@:3}" --trace "$OUT/profile_$1.trace.json" \
+    --json "$OUT/profile_$1.json" 2>&1 | tee "$OUT/profile_$1.txt" || failed=1
 }
 
 profile() {
-  $VAYU profile --model sarvam-30b --load-format dummy $(flags_of fp8) --decode 32 --context 3650 --prompts 512 \
-    --steps 4 --trace "$OUT/profile_mixed.trace.json" 2>&1 | tee "$OUT/profile_mixed.txt" || failed=1
-  $VAYU profile --model sarvam-30b --load-format dummy $(flags_of fp8) --decode 32 --context 3650 --steps 4 \
-    --trace "$OUT/profile_decode.trace.json" 2>&1 | tee "$OUT/profile_decode.txt" || failed=1
-  $VAYU profile --model sarvam-30b --load-format dummy $(flags_of fp8) --prompts 3584 --steps 2 \
-    --trace "$OUT/profile_prompt.trace.json" 2>&1 | tee "$OUT/profile_prompt.txt" || failed=1
+  some_profile decode sarvam-30b --decode 32 --context 3650 --steps 4
+  some_profile mixed sarvam-30b --decode 32 --context 3650 --prompts 512 --steps 4
+  some_profile prompt sarvam-30b --prompts 3584 --steps 2
+  some_profile 105b_prompt sarvam-105b --prompts 3584 --steps 2
 }
 
 case "${1:-all}" in
@@ -49,6 +60,7 @@ case "${1:-all}" in
   steps) steps ;;
   profile) profile ;;
   all) kernels; steps; profile ;;
+  *) sed -n '2,13p' "$0"; exit 2 ;;
 esac
 python3 tools/gpu_results.py "$OUT" || failed=1
 exit $failed

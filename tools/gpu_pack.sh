@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Builds the CUDA tests and the binary, and packs them with the libraries they need into build-gpu/pack.tar.xz (17 MB), for
-# a machine with a GPU that has none of our build packages. There: tools/gpu_proof.sh, from the root of the tree.
+# a machine with a GPU that has none of our build packages. There: tools/gpu.sh --packed, or single steps, from the root of the tree.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 tools/build.sh build ops_cuda_test model_cuda_test engine_cuda_test vayu -- -DVAYU_TESTS=ON

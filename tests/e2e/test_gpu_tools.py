@@ -6,6 +6,7 @@ import pathlib
 import shutil
 import subprocess
 import sys
+import tarfile
 
 import pytest
 
@@ -94,6 +95,27 @@ def test_a_clean_run_is_summarised(machine):
     proof = json.loads((machine / "out/h200_proof.json").read_text())
     assert proof["commit"] == "abc1234"
     assert proof["metrics"]["ops_racecheck_passed"] == 1 and proof["metrics"]["model_memcheck_failed"] == 0
+    assert proof["metrics"]["ops_racecheck_left_out"] == 0 and "VAYU_TEST_SHORT" in proof["notes"] and proof["names"] == {}
+
+
+def load_tool(name):
+    sys.path.insert(0, str(ROOT / "tools"))
+    try:
+        spec = importlib.util.spec_from_file_location(name, ROOT / f"tools/{name}.py")
+        tool = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(tool)
+        return tool
+    finally:
+        sys.path.pop(0)
+
+
+def test_what_was_not_checked_is_named(machine):
+    skips = TESTS.replace("Good.Fine)", "Good.Fine) [ -z \"$SANITIZED\" ] || exit 0; true ||").replace("Good.\\n", "StreamLinearCuda.\\n  IsTheReference\\nGood.\\n")
+    (machine / "bin/ops_cuda_test").write_text(skips)
+    done, suites, record = run_gpu_tests(machine, "sanitize", "Good.Fine:StreamLinearCuda.*")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert suites["ops_memcheck"]["names"] == {"skipped": ["Good.Fine"]} and suites["ops_memcheck"]["passed"] == 1
+    assert list(record["not_raced"]) == ["StreamLinearCuda.IsTheReference"] and "EveryFormOnce" in record["not_raced"].popitem()[1]
 
 
 def race(write, read, kind="Read"):
@@ -102,9 +124,7 @@ def race(write, read, kind="Read"):
 
 
 def test_only_races_that_are_listed_are_explained():
-    spec = importlib.util.spec_from_file_location("gpu_tests", ROOT / "tools/gpu_tests.py")
-    gpu_tests = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(gpu_tests)
+    gpu_tests = load_tool("gpu_tests")
     scales = ("gather_rows<(int)1>(const Params &, int)+0x5bf0 in stream_experts.cu:233",
               "down_tile<(int)1, (int)8>(const Params &)+0x6eb0 in stream_experts.cu:383")
 
@@ -123,6 +143,165 @@ def test_only_races_that_are_listed_are_explained():
     assert judge(race(*scales).splitlines()[0] + "\n", 1) == "failed"
     assert judge(race(*scales[::-1]), 1, ended=False) == "failed"
     assert judge("", 0, code=0) == "passed"
+    outcomes = {gpu_tests.Job("racecheck", "ops", "A.B"): gpu_tests.Outcome("passed", 1, "", gpu_tests.races(race(*scales) * 2)),
+                gpu_tests.Job("racecheck", "ops", "A.C"): gpu_tests.Outcome("passed", 1, "", gpu_tests.races(""))}
+    assert gpu_tests.explained_reports(outcomes) == {"A.B": {"reports": 2, "about": ["scales of the rows of a stage"]}}
+
+
+SPEED = """Note: Google Test filter = *Speed*
+SPEED silu_mul 64x8192 5.54 us 474 GB/s 11%
+SPEED decode_attention 32 rows 3650 tokens f8 alone 30.0 us, chained 24.0 us, between reads 28.8 us, chained 2490 GB/s 0.60 of the read ceiling
+SPEED mla_attention 64 rows of 1 tokens, context 3650 f8 156.3 us 861 GB/s 0.20 of 4300, 208 TFLOP/s 0.26 of 800
+SPEED mla_gather 3584 bf16 2.6 us 3.23 TB/s 76 %
+SPEED device_prefill 64/4x64 1x3584 fp8 whole alone 200.0 us, chained 100.0 us 482 TFLOP/s 60 %
+SPEED device_gemm qkv 3584x4608x4096 width 176 stages 4 cluster 2 107.1 us 1263 TFLOP/s 88%
+SPEED device_gemm qkv 3584x4608x4096 width 112 stages 4 cluster 1 118.0 us 1146 TFLOP/s 80%
+SPEED device_route tokens 8: 10.0 us (in a chain 5.0, between reads 8.0) 207 GB/s 2 TFLOP/s 0.040
+SPEED stream_experts f8 tokens 32 experts 98: 300.0 us, in a chain 250.0 us; 4201 GB/s 0.750 of the read ceiling
+SPEED stream_linear behind a norm, qkv f8 rows 1 pairs: 7.3 us both, 1.3 the norm alone
+SPEED device_head_linear 1 x 64 heads x 128 -> 512 3.85 us 2 TFLOP/s, 2201 GB/s 0.52 of the read ceiling
+"""
+
+
+def test_every_speed_line_keeps_its_rate_and_share(tmp_path):
+    metrics = load_tool("gpu_results").op_metrics(SPEED.splitlines())
+    assert metrics == {
+        "silu_mul_64x8192_us": 5.54, "silu_mul_64x8192_share": 0.11, "silu_mul_64x8192_gb_s": 474,
+        "decode_attention_32_rows_3650_tokens_f8_us": 30, "decode_attention_32_rows_3650_tokens_f8_share": 0.48,
+        "decode_attention_32_rows_3650_tokens_f8_chained_us": 24, "decode_attention_32_rows_3650_tokens_f8_chained_share": 0.6,
+        "decode_attention_32_rows_3650_tokens_f8_between_reads_us": 28.8, "decode_attention_32_rows_3650_tokens_f8_between_reads_share": 0.5,
+        "decode_attention_32_rows_3650_tokens_f8_gb_s": 2490,
+        "mla_attention_64_rows_of_1_tokens_context_3650_f8_us": 156.3, "mla_attention_64_rows_of_1_tokens_context_3650_f8_share": 0.26,
+        "mla_attention_64_rows_of_1_tokens_context_3650_f8_gb_s": 861, "mla_attention_64_rows_of_1_tokens_context_3650_f8_tflops": 208,
+        "mla_gather_3584_bf16_us": 2.6, "mla_gather_3584_bf16_share": 0.76, "mla_gather_3584_bf16_gb_s": 3230,
+        "device_prefill_64_4x64_1x3584_fp8_whole_us": 200, "device_prefill_64_4x64_1x3584_fp8_whole_share": 0.3,
+        "device_prefill_64_4x64_1x3584_fp8_whole_chained_us": 100, "device_prefill_64_4x64_1x3584_fp8_whole_chained_share": 0.6,
+        "device_prefill_64_4x64_1x3584_fp8_whole_tflops": 482,
+        "device_gemm_qkv_3584x4608x4096_us": 107.1, "device_gemm_qkv_3584x4608x4096_share": 0.88, "device_gemm_qkv_3584x4608x4096_tflops": 1263,
+        "device_route_tokens_8_us": 10, "device_route_tokens_8_share": 0.04, "device_route_tokens_8_chained_us": 5,
+        "device_route_tokens_8_chained_share": 0.08, "device_route_tokens_8_between_reads_us": 8, "device_route_tokens_8_between_reads_share": 0.05,
+        "device_route_tokens_8_gb_s": 207, "device_route_tokens_8_tflops": 2,
+        "stream_experts_f8_tokens_32_us": 300, "stream_experts_f8_tokens_32_share": 0.75, "stream_experts_f8_tokens_32_chained_us": 250,
+        "stream_experts_f8_tokens_32_chained_share": 0.9, "stream_experts_f8_tokens_32_gb_s": 4201, "stream_experts_f8_tokens_32_experts": 98,
+        "stream_linear_behind_a_norm_qkv_f8_rows_1_pairs_us": 7.3, "stream_linear_behind_a_norm_qkv_f8_rows_1_pairs_norm_alone_us": 1.3,
+        "device_head_linear_1_x_64_heads_x_128_512_us": 3.85, "device_head_linear_1_x_64_heads_x_128_512_share": 0.52,
+        "device_head_linear_1_x_64_heads_x_128_512_tflops": 2, "device_head_linear_1_x_64_heads_x_128_512_gb_s": 2201,
+    }
+    for log, said in ((SPEED, "figures that this run has not: "), (SPEED.replace("*Speed*", "Device*Speed*"), "no h200_ops.json")):
+        (tmp_path / "speed.log").write_text(log)
+        (tmp_path / "h200_ops.json").unlink(missing_ok=True)
+        done = subprocess.run([sys.executable, ROOT / "tools/gpu_results.py", tmp_path], capture_output=True, text=True, check=True)
+        assert said in done.stderr, done.stderr
+        assert (tmp_path / "h200_ops.json").exists() == (log is SPEED)
+
+
+def test_end_to_end_tests_are_counted(tmp_path):
+    (tmp_path / "e2e.xml").write_text("""<?xml version="1.0"?><testsuites><testsuite errors="1" failures="1" skipped="1" tests="5" time="9.04">
+        <testcase classname="tests.e2e.test_a" name="fine"/><testcase classname="tests.e2e.test_a" name="fine_too"/>
+        <testcase classname="tests.e2e.test_a" name="away"><skipped message="there is a GPU"/></testcase>
+        <testcase classname="tests.e2e.test_b" name="wrong"><failure message="assert 1 == 2&#10;more">text</failure></testcase>
+        <testcase classname="tests.e2e.test_b" name="no_server"><error message="failed on setup">text</error></testcase>
+        </testsuite></testsuites>""")
+    env = os.environ | {"COMMIT": "abc1234"}
+    subprocess.run([sys.executable, ROOT / "tools/gpu_results.py", tmp_path], env=env, check=True, stdout=subprocess.DEVNULL)
+    result = json.loads((tmp_path / "h200_e2e.json").read_text())
+    assert result["commit"] == "abc1234" and result["metrics"] == {"passed": 2, "failed": 2, "skipped": 1, "seconds": 9.0}
+    assert result["names"] == {"failed": {"tests/e2e/test_b.py::wrong": "assert 1 == 2", "tests/e2e/test_b.py::no_server": "failed on setup"},
+                               "skipped": {"tests/e2e/test_a.py::away": "there is a GPU"}}
+
+
+# The whole proof with one command, on "another machine".
+GOOD_TESTS = """#!/bin/bash
+case "$1" in
+  --gtest_list_tests) printf 'Good.\\n  Fine\\n  Speed\\n' ;;
+  *Speed*) [ "$VAYU_SPEED" = 1 ] && printf 'Note: Google Test filter = *Speed*\\nSPEED silu_mul 64x8192 5.54 us 474 GB/s 11%%\\n' ;;
+  *) echo "[       OK ] ${1#*=} (1 ms)" ;;
+esac
+"""
+VAYU = """#!/bin/bash
+[ "$1 $2" = 'bench steps' ] || exit 3
+while [ "$1" != --json ]; do shift; done
+[[ $2 != *105b* ]] && steps='"decode_8": S, "prefill_3584": S' || steps='"decode_8": S'
+step='{"device_us": 2000.0, "wall_us": 2001, "host_share": 0, "floor_us": 1000, "share_of_floor": 0.5, "tokens_per_s": 1}'
+echo '{"command": "vayu bench steps", "hardware": "A GPU", "model": "m", "context": 3650, "load_s": 1, "read_gb_s": 4400, "steps": {'"${steps//S/$step}"'}}' >"$2"
+"""
+SSH = """#!/bin/bash
+echo "$1" >>"$THERE/machines"
+cd "$THERE" && exec bash -c "$2"
+"""
+
+
+@pytest.fixture
+def tree(tmp_path):
+    """A small tree under git, with a pack of stand-ins; beside it the home folder of the other machine, and what goes there in place of ssh."""
+    root, pack = tmp_path / "tree", tmp_path / "pack"
+    shutil.copytree(ROOT / "tools", root / "tools", ignore=shutil.ignore_patterns("sarvam_tiny", "__pycache__"))
+    (root / "bench/results").mkdir(parents=True)
+    (root / "tests").mkdir()
+    (root / "tests/kept.txt").write_text("tracked")
+    (root / "tests/deleted.txt").write_text("tracked, and no longer there")
+    subprocess.run(["git", "init", "-q"], cwd=root, check=True)
+    subprocess.run(["git", "add", "tools", "tests"], cwd=root, check=True)
+    (root / "tests/deleted.txt").unlink()
+    (root / "notes.txt").write_text("not tracked")
+    files = {f"bin/{suite}_cuda_test": GOOD_TESTS for suite in ("ops", "model", "engine")}
+    for name, text in (files | {"bin/vayu": VAYU, "bin/commit": "abc1234\n", "lib/empty": ""}).items():
+        (pack / name).parent.mkdir(parents=True, exist_ok=True)
+        (pack / name).write_text(text)
+        (pack / name).chmod(0o755)
+    (root / "build-gpu").mkdir()
+    with tarfile.open(root / "build-gpu/pack.tar.xz", "w") as archive:  # tar sees by itself how it is packed
+        archive.add(pack / "bin", "bin")
+        archive.add(pack / "lib", "lib")
+    (tmp_path / "there").mkdir()
+    (tmp_path / "ssh").write_text(SSH)
+    (tmp_path / "ssh").chmod(0o755)
+    return root
+
+
+def run_gpu_sh(tree, *args):
+    env = {key: value for key, value in os.environ.items() if key not in ("OUT", "COMMIT")}
+    env |= {"VAYU_GPU_SSH": str(tree.parent / "ssh"), "THERE": str(tree.parent / "there")}
+    return subprocess.run([tree / "tools/gpu.sh", "--packed", *args], env=env, capture_output=True, text=True, timeout=120)
+
+
+def test_the_whole_proof_on_another_machine(tree):
+    there = tree.parent / "there"
+    for _ in range(2):  # the second time in place of the first
+        done = run_gpu_sh(tree, "--host", "me@gpu", "--dir", "some where", "fault", "tests", "speed", "steps")
+        assert done.returncode == 1, done.stdout + done.stderr
+        folder = there / "some where"
+        assert (folder / "tests/kept.txt").read_text() == "tracked" and not (folder / "notes.txt").exists()
+        assert not (folder / "stale").exists()
+        (folder / "stale").touch()
+    assert set((there / "machines").read_text().split()) == {"me@gpu"}
+    table = [line.split() for line in done.stdout.splitlines()[-4:]]
+    assert [(line[0], line[2]) for line in table] == [("fault", "1"), ("tests", "0"), ("speed", "0"), ("steps", "0")], done.stdout
+    results = {path.stem: json.loads(path.read_text()) for path in (tree / "bench/results").iterdir()}
+    assert set(results) == {"h200_proof", "h200_ops", "h200_model", "h200_steps", "h200_steps_bf16", "h200_steps_105b", "h200_steps_105b_absorbed"}
+    assert {result["commit"] for result in results.values()} == {"abc1234"}
+    assert results["h200_proof"]["metrics"]["ops_tests_passed"] == 1
+    assert results["h200_ops"]["metrics"]["silu_mul_64x8192_share"] == 0.11
+    model = results["h200_model"]["metrics"]
+    assert model["fp8_decode_ms_b8"] == model["bf16_prefill3584_ms"] == model["mla_fp8_decode_ms_b8"] == 2
+    assert model["mla_fp8_decode_share_of_read_floor_b8"] == 0.5 and results["h200_model"]["hardware"] == "one A GPU"
+
+
+def test_the_whole_proof_leaves_other_folders_alone(tree):
+    mine = tree.parent / "there/mine/precious"
+    mine.parent.mkdir()
+    mine.touch()
+    done = run_gpu_sh(tree, "--host", "gpu", "--dir", "mine", "tests")
+    assert done.returncode == 1 and "not a folder of this script: mine" in done.stderr and mine.exists()
+
+
+def test_the_whole_proof_on_this_machine(tree):
+    done = run_gpu_sh(tree, "tests")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert json.loads((tree / "bench/results/h200_proof.json").read_text())["metrics"]["model_tests_passed"] == 1
+    assert run_gpu_sh(tree, "no_step").returncode == 2
+    (tree / "build-gpu/pack.tar.xz").unlink()
+    assert "no build-gpu/pack.tar.xz" in run_gpu_sh(tree, "tests").stderr
 
 
 def test_sla_figures_of_a_small_server(tmp_path):
@@ -142,4 +321,6 @@ def test_sla_figures_of_a_small_server(tmp_path):
     metrics = result["metrics"]
     assert metrics["server_exit_code"] == 0 and metrics["c2_req_per_s"] > 0 and metrics["c1_p95_ttft_ms"] > 0
     assert metrics["tokens_per_joule"] == metrics["c2_tokens_per_joule"] > 0
-    assert "OpenAI SDK" in result["notes"]
+    sdk = result["openai_sdk"]
+    assert sdk["version"] and sdk["answered"] == ["models", "completions", "completions_streamed", "chat", "chat_streamed"]
+    assert "--model MODEL --input-len 48" in result["command"] and result["command"].endswith("--out OUT"), result["command"]
