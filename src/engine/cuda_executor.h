@@ -14,7 +14,7 @@
 namespace vayu {
 
 struct CudaExecutorOptions {
-  model::DeviceModelOptions model;  // pool and prev_tokens are filled in
+  model::DeviceModelOptions model;  // pool, prev_tokens, graphs and workspace_taken are filled in
   bool graphs = true;               // decode steps run from captured graphs
   bool overlap = true;              // a step may be launched before the one ahead of it has landed
   int num_threads = 0;              // for loading; 0: the cores this process may use

@@ -53,18 +53,20 @@ class CudaExecutorImpl final : public CudaExecutor {
     max_samples_ = std::max(options.model.max_logits, options.model.max_rows);
     prev_samples_.reserve(max_samples_);
     const int32_t context = options.model.max_context > 0 ? options.model.max_context : recipe.config.max_context;
-    // Ahead of the model, which takes all memory that is left.
-    VAYU_ASSIGN_OR_RETURN(samples_,
-                          ops::DeviceSampleTable::create(
-                              {.max_samples = max_samples_,
-                               .max_edited_rows = options.model.max_rows,
-                               .vocab_size = recipe.config.vocab_size,
-                               .max_list_words = options.model.max_rows * (context + kListWordsBesideTokens)}));
+    const ops::DeviceSampleCapacity capacity{
+        .max_samples = max_samples_,
+        .max_edited_rows = options.model.max_rows,
+        .vocab_size = recipe.config.vocab_size,
+        .max_list_words = options.model.max_rows * (context + kListWordsBesideTokens)};
+    // Ahead of the model, which takes what is left for pages.
+    VAYU_ASSIGN_OR_RETURN(samples_, ops::DeviceSampleTable::create(capacity));
     VAYU_ASSIGN_OR_RETURN(sampled_, ops::DeviceMemory::create(2 * max_samples_ * int64_t{sizeof(int32_t)}));
     ThreadPool pool(options.num_threads);
     model::DeviceModelOptions planned = options.model;
     planned.pool = &pool;
     planned.prev_tokens = sampled_tokens(0);
+    planned.graphs = options.graphs;
+    planned.workspace_taken = ops::DeviceSampleTable::device_bytes(capacity) + sampled_.bytes();
     VAYU_ASSIGN_OR_RETURN(model_, model::DeviceModel::load(std::move(recipe), checkpoint, std::move(planned)));
     if (options.graphs) VAYU_RETURN_IF_ERROR(model_->capture_graphs(stream_));
     limits_ = {.vocab_size = model_->config().vocab_size,
@@ -103,10 +105,10 @@ class CudaExecutorImpl final : public CudaExecutor {
   std::string memory_plan() const override {
     const model::DeviceMemoryPlan& m = model_->memory();
     return fmt::format(
-        "{}: weights {:.2f} GiB, KV pages {:.2f} GiB ({} tokens in {} pages), workspace {:.2f} GiB, reserve {:.2f} of "
-        "{:.2f} GiB",
+        "{}: weights {:.2f} GiB, KV pages {:.2f} GiB ({} tokens in {} pages), workspace {:.2f} GiB, graphs {:.2f} GiB, "
+        "context with kernels and other processes {:.2f} GiB, reserve {:.2f} of {:.2f} GiB",
         device_, m.weights / kGiB, m.kv_pages / kGiB, int64_t{limits_.num_pages} * limits_.page_size, limits_.num_pages,
-        m.workspace / kGiB, m.free / kGiB, m.total / kGiB);
+        m.workspace / kGiB, m.graphs / kGiB, m.other / kGiB, m.free / kGiB, m.total / kGiB);
   }
 
  private:

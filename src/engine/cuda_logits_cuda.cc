@@ -36,6 +36,7 @@ Result<std::unique_ptr<model::LogitModel>> load_cuda_logits(model::Recipe recipe
   ThreadPool pool(options.num_threads);
   model::DeviceModelOptions planned = options.model;
   planned.pool = &pool;
+  planned.graphs = false;
   VAYU_ASSIGN_OR_RETURN(auto model, model::DeviceModel::load(std::move(recipe), checkpoint, std::move(planned)));
   VAYU_ASSIGN_OR_RETURN(ops::CudaStream stream, ops::create_stream());
   return std::unique_ptr<model::LogitModel>(std::make_unique<CudaLogits>(std::move(model), stream));

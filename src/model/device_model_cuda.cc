@@ -14,7 +14,6 @@
 namespace vayu::model {
 namespace {
 
-constexpr double kGiB = 1 << 30;
 // Batch sizes that decode steps are captured for; a smaller batch is padded. Contexts decide how many blocks share a
 // row's keys.
 constexpr int32_t kGraphRows[] = {1, 2, 4, 8, 12, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128};
@@ -71,6 +70,20 @@ struct Graph {
   cudaGraphExec_t executable = nullptr;
 };
 
+// By context, then by rows; not captured yet.
+std::vector<Graph> graph_sizes(const DeviceModelOptions& options) {
+  std::vector<Graph> sizes;
+  for (const int32_t limit : kGraphContexts) {
+    const int32_t context = std::min(limit, options.max_context);
+    if (!sizes.empty() && sizes.back().max_context == context) break;
+    for (const int32_t rows : kGraphRows) {
+      if (rows > options.max_rows || rows > options.max_logits) break;
+      sizes.push_back({rows, context});
+    }
+  }
+  return sizes;
+}
+
 class DeviceModelImpl final : public DeviceModel {
  public:
   DeviceModelImpl(Recipe recipe, DeviceModelOptions options)
@@ -91,30 +104,18 @@ class DeviceModelImpl final : public DeviceModel {
       VAYU_ASSIGN_OR_RETURN(side_.fork, ops::StreamEvent::create());
       VAYU_ASSIGN_OR_RETURN(side_.join, ops::StreamEvent::create());
     }
-    memory_.total = device.total_bytes;
     VAYU_ASSIGN_OR_RETURN(const DeviceFormats formats, DeviceFormats::plan(checkpoint, recipe_, options_));
     const DeviceBufferPlan plan = plan_device_buffers(config(), options_, formats.inputs());
-    const int64_t weights = formats.weight_bytes();
-    const auto budget = static_cast<int64_t>(static_cast<double>(device.total_bytes) * options_.memory_fraction);
-    const int64_t usable = std::min(budget, device.free_bytes);
-    const int64_t page_bytes = device_kv_bytes_per_page(config(), options_.kv_format);
-    const int64_t least_pages =
-        options_.num_pages > 0 ? options_.num_pages : options_.max_context / kDevicePageSize + 1;
-    if (weights + plan.bytes + page_bytes * std::min<int64_t>(least_pages, 128) > usable) {
-      return make_error(
-          ErrorKind::kResourceExhausted,
-          "{} has {:.1f} GiB free, of which {:.1f} may be used; the weights take about {:.1f} GiB, "
-          "activations {:.1f}, a KV page {:.4f}. Fewer --max-num-batched-tokens or another --dtype take less",
-          device.name, device.free_bytes / kGiB, usable / kGiB, weights / kGiB, plan.bytes / kGiB, page_bytes / kGiB);
-    }
+    DeviceMemoryNeeds needs = memory_needs(device, formats.weight_bytes(), plan.bytes);
+    VAYU_RETURN_IF_ERROR(check_device_memory(needs, device.free_bytes));
     VAYU_ASSIGN_OR_RETURN(weights_,
                           load_device_weights(checkpoint, recipe_, formats, options_.pool, options_.progress));
-    memory_.weights = weights_.bytes;
+    needs.weights = weights_.bytes;
     VAYU_ASSIGN_OR_RETURN(buffers_, DeviceBuffers::create(plan, config(), options_, formats.inputs()));
-    memory_.workspace = plan.bytes;
-    VAYU_RETURN_IF_ERROR(take_pages(usable - memory_.weights - plan.bytes, page_bytes));
-    VAYU_ASSIGN_OR_RETURN(const ops::DeviceInfo after, ops::open_device());
-    memory_.free = after.free_bytes;
+    VAYU_RETURN_IF_ERROR(take_pages(needs));
+    memory_ = {.weights = needs.weights, .kv_pages = kv_.bytes(), .workspace = needs.workspace, .total = needs.total};
+    VAYU_ASSIGN_OR_RETURN(const int64_t free, ops::free_device_bytes());
+    memory_.close(free);
     return {};
   }
 
@@ -153,32 +154,42 @@ class DeviceModelImpl final : public DeviceModel {
   }
 
   Status capture_graphs(ops::CudaStream stream) override {
-    for (const int32_t context_limit : kGraphContexts) {
-      const int32_t context = std::min(context_limit, options_.max_context);
-      if (!graphs_.empty() && graphs_.back().max_context == context) break;
-      for (const int32_t rows : kGraphRows) {
-        if (rows > options_.max_rows || rows > options_.max_logits) break;
-        VAYU_RETURN_IF_ERROR(capture(rows, context, stream));
-      }
+    VAYU_ASSIGN_OR_RETURN(const int64_t before, ops::free_device_bytes());
+    for (const Graph& size : graph_sizes(options_)) {
+      VAYU_RETURN_IF_ERROR(capture(size.rows, size.max_context, stream));
     }
+    VAYU_RETURN_IF_ERROR(ops::synchronize(stream));
+    VAYU_ASSIGN_OR_RETURN(const int64_t after, ops::free_device_bytes());
+    memory_.graphs = std::max<int64_t>(0, before - after);
+    memory_.close(after);
     return {};
   }
 
  private:
-  Status take_pages(int64_t bytes, int64_t page_bytes) {
-    if (options_.num_pages == 0) {
-      // More than every row's whole context is of use to the prefix cache alone; half as much again is plenty.
-      const int64_t wanted = int64_t{options_.max_rows} * (options_.max_context / kDevicePageSize + 1) * 3 / 2;
-      options_.num_pages =
-          static_cast<int32_t>(std::min<int64_t>({bytes / page_bytes, wanted, INT32_MAX / kDevicePageSize}));
-    }
-    if (options_.num_pages < 1 || options_.num_pages * page_bytes > bytes) {
-      return make_error(ErrorKind::kResourceExhausted,
-                        "{} KV pages of {} bytes do not fit in the {} bytes that are left", options_.num_pages,
-                        page_bytes, bytes);
-    }
-    memory_.kv_pages = options_.num_pages * page_bytes;
-    VAYU_ASSIGN_OR_RETURN(kv_, ops::DeviceMemory::create(memory_.kv_pages));
+  DeviceMemoryNeeds memory_needs(const ops::DeviceInfo& device, int64_t weights, int64_t buffers) const {
+    const int64_t row_pages = options_.max_context / kDevicePageSize + 1;
+    // More than every row's whole context is of use to the prefix cache alone; half as much again is plenty.
+    const int64_t most_pages = options_.max_rows * row_pages * 3 / 2;
+    return {.device = device.name,
+            .total = device.total_bytes,
+            .fraction = options_.memory_fraction,
+            .weights = weights,
+            .workspace = options_.workspace_taken + buffers,
+            .workspace_taken = options_.workspace_taken,
+            .staging = loading_threads(options_.pool) * ops::WeightStaging::kPlaceBytes,
+            .num_layers = config().num_layers,
+            .num_graphs = options_.graphs ? static_cast<int32_t>(graph_sizes(options_).size()) : 0,
+            .page_bytes = device_kv_bytes_per_page(config(), options_.kv_format),
+            .num_pages = options_.num_pages,
+            .least_pages = std::min<int64_t>(row_pages, 128),
+            .most_pages = std::min<int64_t>(most_pages, INT32_MAX / kDevicePageSize)};
+  }
+
+  Status take_pages(const DeviceMemoryNeeds& needs) {
+    VAYU_ASSIGN_OR_RETURN(const int64_t free, ops::free_device_bytes());
+    VAYU_ASSIGN_OR_RETURN(const int64_t pages, plan_kv_pages(needs, free));
+    options_.num_pages = static_cast<int32_t>(pages);
+    VAYU_ASSIGN_OR_RETURN(kv_, ops::DeviceMemory::create(pages * needs.page_bytes));
     return {};
   }
 
@@ -221,9 +232,11 @@ class DeviceModelImpl final : public DeviceModel {
     cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal);
     launch_device_step(context(), shape, stream);
     cudaStreamEndCapture(stream, &captured);
-    const cudaError_t made =
+    cudaError_t made =
         captured ? cudaGraphInstantiate(&graph.executable, captured, 0) : cudaErrorStreamCaptureInvalidated;
     if (captured) cudaGraphDestroy(captured);
+    // Else the first launch would take the graph's memory on the device.
+    if (made == cudaSuccess) made = cudaGraphUpload(graph.executable, stream);
     if (made != cudaSuccess) {
       return make_error(ErrorKind::kUnavailable, "CUDA: a decode step of {} rows cannot be captured: {}", rows,
                         cudaGetErrorString(made));

@@ -43,6 +43,8 @@ struct DeviceWeights {
   int64_t bytes = 0;
 };
 
+// Threads that load at once, each with a place of ops::WeightStaging.
+int32_t loading_threads(const ThreadPool* pool);
 Result<DeviceWeights> load_device_weights(const loader::Checkpoint& checkpoint, const Recipe& recipe,
                                           const DeviceFormats& formats, ThreadPool* pool, const LoadProgress& progress);
 

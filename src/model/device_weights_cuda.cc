@@ -4,6 +4,7 @@
 
 #include "model/recipe.h"
 #include "model/weight_plan.h"
+#include "ops/cpu/thread_pool.h"
 #include "ops/cuda/device.h"
 #include "ops/moe/device_route.h"
 
@@ -110,9 +111,12 @@ Status place_small(DeviceWeights& weights, const Recipe& recipe) {
 
 }  // namespace
 
+int32_t loading_threads(const ThreadPool* pool) { return pool != nullptr ? pool->num_threads() : 1; }
+
 Result<DeviceWeights> load_device_weights(const loader::Checkpoint& checkpoint, const Recipe& recipe,
                                           const DeviceFormats& formats, ThreadPool* pool,
                                           const LoadProgress& progress) {
+  VAYU_ASSIGN_OR_RETURN(const auto staging, ops::WeightStaging::create(loading_threads(pool)));
   WeightOptions options;
   options.ops.pool = pool;
   options.progress = progress;
@@ -121,7 +125,8 @@ Result<DeviceWeights> load_device_weights(const loader::Checkpoint& checkpoint, 
   };
   options.make_matrix = [&](const MatrixRequest& request) {
     const ops::WeightScale scale = formats.scale(request.slot, request.layer);
-    return ops::CudaMatrix::create(device_shape(request.slot, request.cols, request.gate_up_ffn, scale), request.parts);
+    return ops::CudaMatrix::create(device_shape(request.slot, request.cols, request.gate_up_ffn, scale), request.parts,
+                                   staging.get());
   };
   DeviceWeights weights;
   VAYU_ASSIGN_OR_RETURN(weights.owned, load_weights(checkpoint, recipe, options));

@@ -3,11 +3,15 @@
 #pragma once
 
 #include <algorithm>
+#include <condition_variable>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <span>
+#include <vector>
 
 #include "base/result.h"
+#include "ops/cuda/device.h"
 #include "ops/cuda/types.h"
 #include "ops/gemm/matrix.h"
 
@@ -61,12 +65,53 @@ inline int64_t device_matrix_bytes(const CudaMatrixShape& shape, int64_t rows) {
   return matrix.rows * matrix.row_bytes() + matrix.num_scales() * int64_t{sizeof(float)};
 }
 
+// What rows go through on their way into matrices: places that the threads which fill them take in turn. All is taken
+// when it is made, so that filling cannot fail for want of memory.
+class WeightStaging {
+ public:
+  static constexpr int64_t kPlaceBytes = int64_t{8} << 20;  // of device memory, and as much pinned memory
+  struct Place {
+    CudaStream stream = nullptr;
+    DeviceMemory host, device;  // pinned rows as they arrive, and BF16 rows before they are quantised
+  };
+  static Result<std::unique_ptr<WeightStaging>> create(int32_t num_places);  // kResourceExhausted with the bytes
+  WeightStaging() = default;
+  WeightStaging(const WeightStaging&) = delete;
+  WeightStaging& operator=(const WeightStaging&) = delete;
+  ~WeightStaging();
+
+  // A place for as long as this lives; waits until one is free.
+  class Lease {
+   public:
+    explicit Lease(WeightStaging& staging) : staging_(staging), place_(staging.take()) {}
+    Lease(const Lease&) = delete;
+    Lease& operator=(const Lease&) = delete;
+    ~Lease() { staging_.give_back(place_); }
+    const Place& operator*() const { return *place_; }
+
+   private:
+    WeightStaging& staging_;
+    const Place* place_;
+  };
+
+ private:
+  const Place* take();
+  void give_back(const Place* place);
+
+  std::vector<Place> places_;
+  std::mutex mutex_;
+  std::condition_variable freed_;
+  std::vector<const Place*> free_;
+};
+
 class CudaMatrix : public Matrix {
  public:
   // Parts in BF16, of a matrix in FP8 with a scale a row quantised as they come; or in E4M3, filled with fill_scaled
   // (blocks: all parts, their 64-row blocks whole in the device's matrix; cols a multiple of kScaleGroup).
+  // `staging` must live until the matrix is filled; null: the matrix has one of its own.
   // Errors: kResourceExhausted with the bytes.
-  static Result<std::unique_ptr<Matrix>> create(const CudaMatrixShape& shape, std::span<const PartShape> parts);
+  static Result<std::unique_ptr<Matrix>> create(const CudaMatrixShape& shape, std::span<const PartShape> parts,
+                                                WeightStaging* staging = nullptr);
   virtual const DeviceMatrix& view() const = 0;
 
  protected:

@@ -12,24 +12,7 @@
 namespace vayu::ops {
 namespace {
 
-constexpr int64_t kStagingBytes = int64_t{8} << 20;
-
-// What a loading thread moves rows through: pinned memory, and a place for BF16 rows before they are quantised.
-struct Upload {
-  Upload() {
-    stream = create_stream().value();
-    host = std::move(DeviceMemory::create_pinned(kStagingBytes)).value();
-    device = std::move(DeviceMemory::create(kStagingBytes)).value();
-  }
-  ~Upload() { destroy_stream(stream); }
-  CudaStream stream;
-  DeviceMemory host, device;
-};
-
-Upload& upload_of_thread() {
-  thread_local Upload upload;
-  return upload;
-}
+using Upload = WeightStaging::Place;
 
 void expect_ok(const Status& status) { VAYU_CHECK(status.ok(), "weights: {}", status.error().message); }
 
@@ -43,8 +26,9 @@ void widen_rows(const std::byte* source, int64_t count, int64_t stored, int64_t 
 
 class CudaMatrixImpl final : public CudaMatrix {
  public:
-  CudaMatrixImpl(const CudaMatrixShape& shape, int64_t rows)
+  CudaMatrixImpl(const CudaMatrixShape& shape, int64_t rows, WeightStaging* staging)
       : CudaMatrix(rows, shape.cols),
+        staging_(staging),
         places_{rows, shape.gate_up_ffn},
         view_(device_matrix_shape(shape, rows)),
         unit_rows_(shape.scale == WeightScale::kBlock ? kScaleBlockRows : 1),
@@ -55,6 +39,10 @@ class CudaMatrixImpl final : public CudaMatrix {
     for (const PartShape& part : parts) {
       first_rows_.push_back(first);
       first += part.rows;
+    }
+    if (staging_ == nullptr) {
+      VAYU_ASSIGN_OR_RETURN(own_staging_, WeightStaging::create(1));
+      staging_ = own_staging_.get();
     }
     VAYU_ASSIGN_OR_RETURN(data_, DeviceMemory::create(view_.rows * view_.row_bytes()));
     view_.data = data_.data();
@@ -68,7 +56,8 @@ class CudaMatrixImpl final : public CudaMatrix {
   const DeviceMatrix& view() const override { return view_; }
 
   void fill(size_t part, int64_t first_row, int64_t num_rows, const void* data) override {
-    Upload& upload = upload_of_thread();
+    const WeightStaging::Lease lease(*staging_);
+    const Upload& upload = *lease;
     const int64_t width = view_.cols * int64_t{sizeof(Bf16)}, stored = cols_ * int64_t{sizeof(Bf16)};
     for_pieces(num_rows, width, [&](int64_t done, int64_t count) {
       widen_rows(static_cast<const std::byte*>(data) + done * stored, count, stored, width, upload.host.data());
@@ -88,7 +77,8 @@ class CudaMatrixImpl final : public CudaMatrix {
   }
 
   void fill_scaled(size_t part, int64_t first_row, int64_t num_rows, const void* codes, const float* scales) override {
-    Upload& upload = upload_of_thread();
+    const WeightStaging::Lease lease(*staging_);
+    const Upload& upload = *lease;
     const int64_t width = view_.cols;
     for_pieces(num_rows, width + unit_scales_ * int64_t{sizeof(float)}, [&](int64_t done, int64_t count) {
       widen_rows(static_cast<const std::byte*>(codes) + done * cols_, count, cols_, width, upload.host.data());
@@ -103,7 +93,8 @@ class CudaMatrixImpl final : public CudaMatrix {
 
   bool fill_seeded(size_t part, int64_t first_row, int64_t num_rows, const SeededRows& source,
                    uint64_t first_element) override {
-    Upload& upload = upload_of_thread();
+    const WeightStaging::Lease lease(*staging_);
+    const Upload& upload = *lease;
     for_pieces(num_rows, view_.cols * int64_t{sizeof(Bf16)}, [&](int64_t done, int64_t count) {
       for_runs(first_rows_[part] + first_row + done, count, [&](int64_t at, int64_t place, int64_t run) {
         std::byte* made = view_.is_f8() ? upload.device.data() : rows_at(place);
@@ -124,7 +115,7 @@ class CudaMatrixImpl final : public CudaMatrix {
   // Cuts rows in pieces that fit into the staging memory: call(first of them, how many).
   template <class Call>
   static void for_pieces(int64_t num_rows, int64_t row_bytes, const Call& call) {
-    const int64_t fitting = std::max<int64_t>(1, kStagingBytes / row_bytes);
+    const int64_t fitting = std::max<int64_t>(1, WeightStaging::kPlaceBytes / row_bytes);
     for (int64_t done = 0; done < num_rows; done += fitting) call(done, std::min(fitting, num_rows - done));
   }
 
@@ -166,11 +157,13 @@ class CudaMatrixImpl final : public CudaMatrix {
   }
 
   // Waits until what was staged is in place.
-  static void land(Upload& upload) {
+  static void land(const Upload& upload) {
     expect_ok(last_launch("weights"));
     expect_ok(synchronize(upload.stream));
   }
 
+  WeightStaging* staging_;
+  std::unique_ptr<WeightStaging> own_staging_;
   MatrixPlaces places_;
   DeviceMatrix view_;
   int64_t unit_rows_;    // rows that share their scales
@@ -181,7 +174,42 @@ class CudaMatrixImpl final : public CudaMatrix {
 
 }  // namespace
 
-Result<std::unique_ptr<Matrix>> CudaMatrix::create(const CudaMatrixShape& shape, std::span<const PartShape> parts) {
+Result<std::unique_ptr<WeightStaging>> WeightStaging::create(int32_t num_places) {
+  auto staging = std::make_unique<WeightStaging>();
+  staging->places_.resize(num_places);
+  for (Place& place : staging->places_) {
+    VAYU_ASSIGN_OR_RETURN(place.stream, create_stream());
+    VAYU_ASSIGN_OR_RETURN(place.host, DeviceMemory::create_pinned(kPlaceBytes));
+    VAYU_ASSIGN_OR_RETURN(place.device, DeviceMemory::create(kPlaceBytes));
+    staging->free_.push_back(&place);
+  }
+  return staging;
+}
+
+WeightStaging::~WeightStaging() {
+  for (const Place& place : places_) {
+    if (place.stream != nullptr) destroy_stream(place.stream);
+  }
+}
+
+const WeightStaging::Place* WeightStaging::take() {
+  std::unique_lock lock(mutex_);
+  freed_.wait(lock, [this] { return !free_.empty(); });
+  const Place* place = free_.back();
+  free_.pop_back();
+  return place;
+}
+
+void WeightStaging::give_back(const Place* place) {
+  {
+    const std::lock_guard lock(mutex_);
+    free_.push_back(place);
+  }
+  freed_.notify_one();
+}
+
+Result<std::unique_ptr<Matrix>> CudaMatrix::create(const CudaMatrixShape& shape, std::span<const PartShape> parts,
+                                                   WeightStaging* staging) {
   int64_t rows = 0;
   for (const PartShape& part : parts) {
     const bool codes = part.format == DataFormat::kF8E4M3 && shape.scale != WeightScale::kNone;
@@ -191,7 +219,7 @@ Result<std::unique_ptr<Matrix>> CudaMatrix::create(const CudaMatrixShape& shape,
   }
   VAYU_CHECK(shape.gate_up_ffn == 0 || rows % (2 * shape.gate_up_ffn) == 0, "{} rows are not gate over up", rows);
   VAYU_CHECK(shape.scale != WeightScale::kBlock || shape.cols % kScaleGroup == 0, "{} columns in blocks", shape.cols);
-  auto matrix = std::make_unique<CudaMatrixImpl>(shape, rows);
+  auto matrix = std::make_unique<CudaMatrixImpl>(shape, rows, staging);
   if (const Status taken = matrix->allocate(parts); !taken.ok()) {
     return Error{taken.error().kind, fmt::format("tensor {}: {}", parts.front().name, taken.error().message), {}};
   }
