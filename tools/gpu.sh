@@ -8,14 +8,15 @@
 # --packed: with the build-gpu/pack.tar.xz that is there. STEP, all by default, in this order:
 #   tests sanitize fault speed     tools/gpu_proof.sh       kernels steps profile     tools/gpu_kernels.sh
 #   sla                            tools/gpu_sla.sh         smollm2 fp8_parts e2e     tools/gpu_smollm2.sh
-# There it takes a driver, bash, tar, xz, python3, compute-sanitizer (sanitize) and PyTorch (kernels).
+#   peers                          bench/peers.py
+# There it takes a driver, bash, tar, xz, python3, compute-sanitizer (sanitize) and PyTorch (kernels, peers).
 # VAYU_GPU_SSH: a command in place of ssh, called with the machine and one line of shell. OUT: in place of build-gpu/out, which is emptied.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 . tools/pins.sh
-ALL=(tests sanitize fault speed kernels steps profile sla smollm2 fp8_parts e2e)
+ALL=(tests sanitize fault speed kernels steps profile sla smollm2 fp8_parts e2e peers)
 host='' dir=vayu-gpu packed=no steps=()
-usage() { sed -n '2,14p' "$0" >&2; exit 2; }
+usage() { sed -n '2,15p' "$0" >&2; exit 2; }
 
 while [ $# -gt 0 ]; do
   case $1 in
@@ -50,6 +51,7 @@ prepare() {  # $1: a command that runs a line of shell where the proof will run
   if [ $packed = no ]; then tools/gpu_pack.sh || fail "tools/gpu_pack.sh"; fi
   [ -f build-gpu/pack.tar.xz ] || fail "no build-gpu/pack.tar.xz: without --packed it is built"
   ! any_of smollm2 fp8_parts e2e || [ -f "models/$MODEL_FILE" ] || tools/setup.sh || fail "tools/setup.sh"
+  ! any_of peers || [ -f build-call/flashinfer_peer.so ] || bench/flashinfer/build.sh || say "peers will miss FlashInfer"
   ! any_of sla e2e || get_wheels "$($1 "$python_version" </dev/null)"
 }
 
@@ -61,6 +63,7 @@ run_step() {
     smollm2) tools/gpu_smollm2.sh run ;;
     fp8_parts) tools/gpu_smollm2.sh fp8 ;;
     e2e) tools/gpu_smollm2.sh e2e ;;
+    peers) . tools/gpu_env.sh && unset LD_LIBRARY_PATH && python3 bench/peers.py --json "$OUT/h200_peers.json" ;;
   esac
 }
 
@@ -100,10 +103,11 @@ run_there() {
   on_host "if [ -n \"\$(ls -A $there 2>/dev/null)\" ] && [ ! -f $there/.vayu-gpu ]; then echo 'not a folder of this script: '$there >&2; exit 1; fi
     rm -rf $there && mkdir -p $there && touch $there/.vayu-gpu" </dev/null || fail "cannot use $dir on $host"
   local extra=(build-gpu/pack.tar.xz)
-  ! any_of sla e2e || extra+=(build-whl)
+  ! any_of sla e2e || extra+=(build-whl/*.whl)
   ! any_of smollm2 fp8_parts e2e || extra+=("models/$MODEL_FILE")
-  say "carrying the tree and ${extra[*]} to $host:$dir"
-  { git ls-files -z | grep -zvxF -f <(git ls-files --deleted) && find "${extra[@]}" -type f -print0 2>/dev/null; } | tar --null -T - -cf - |
+  ! any_of peers || extra+=(build-call/flashinfer_peer.so)
+  say "carrying the tree, the pack and what the steps need to $host:$dir"
+  { git ls-files && ls "${extra[@]}" 2>/dev/null || true; } | while read -r file; do [ ! -f "$file" ] || echo "$file"; done | tar -T - -cf - |
     on_host "tar -C $there -xf -" || fail "the tree could not be carried"
   local code=0
   on_host "cd $there && env -u OUT tools/gpu.sh --packed ${steps[*]}" </dev/null || code=$?

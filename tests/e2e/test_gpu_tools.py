@@ -195,6 +195,15 @@ def test_every_speed_line_keeps_its_rate_and_share(tmp_path):
         assert (tmp_path / "h200_ops.json").exists() == (log is SPEED)
 
 
+def test_commands_of_result_files_can_be_repeated():
+    sys.path.insert(0, str(ROOT / "bench"))
+    import common
+
+    sys.path.pop(0)
+    argv = [str(ROOT / "bench/x.py"), "--vayu", str(ROOT / "build/apps/vayu"), "--kept-in=/tmp/a b", "--texts", "/a/1", "/a/2", "--out", "here.json", "-n", "3"]
+    assert common.recorded_command(argv) == "bench/x.py --vayu build/apps/vayu --kept-in=KEPT_IN --texts TEXTS TEXTS --out here.json -n 3"
+
+
 def test_end_to_end_tests_are_counted(tmp_path):
     (tmp_path / "e2e.xml").write_text("""<?xml version="1.0"?><testsuites><testsuite errors="1" failures="1" skipped="1" tests="5" time="9.04">
         <testcase classname="tests.e2e.test_a" name="fine"/><testcase classname="tests.e2e.test_a" name="fine_too"/>
@@ -219,11 +228,26 @@ case "$1" in
 esac
 """
 VAYU = """#!/bin/bash
-[ "$1 $2" = 'bench steps' ] || exit 3
-while [ "$1" != --json ]; do shift; done
+case "$1 $2" in
+  'profile --model') while [ "$1" != --json ]; do shift; done
+    echo '{"command": "vayu profile", "hardware": "A GPU", "model": "m", "tokens": 1, "step_us": 3, "busy_us": 2, "kernels": [
+      {"name": "gemm_kernel<vayu::ops::F8Products, 0>", "own_us": 1500}, {"name": "gemm_kernel<vayu::ops::F8Products, 1>", "own_us": 500}]}' >"$2"
+    exit ;;
+  'bench steps') while [ "$1" != --json ]; do shift; done ;;
+  *) exit 3 ;;
+esac
 [[ $2 != *105b* ]] && steps='"decode_8": S, "prefill_3584": S' || steps='"decode_8": S'
 step='{"device_us": 2000.0, "wall_us": 2001, "host_share": 0, "floor_us": 1000, "share_of_floor": 0.5, "tokens_per_s": 1}'
 echo '{"command": "vayu bench steps", "hardware": "A GPU", "model": "m", "context": 3650, "load_s": 1, "read_gb_s": 4400, "steps": {'"${steps//S/$step}"'}}' >"$2"
+"""
+FEW_TESTS = """import os, pathlib, pytest
+def test_right():
+    assert pathlib.Path(os.environ["VAYU_TEST_MODEL"]).read_text() == "weights" and os.environ["VAYU_BIN"].endswith("bin/vayu")
+def test_wrong():
+    assert os.environ["VAYU_E2E_DEVICE"] != "cuda", "on cuda"
+@pytest.mark.skip(reason="no reason")
+def test_not_here():
+    pass
 """
 SSH = """#!/bin/bash
 echo "$1" >>"$THERE/machines"
@@ -239,6 +263,12 @@ def tree(tmp_path):
     (root / "bench/results").mkdir(parents=True)
     (root / "tests").mkdir()
     (root / "tests/kept.txt").write_text("tracked")
+    (root / "tests/e2e").mkdir()
+    (root / "tests/e2e/test_few.py").write_text(FEW_TESTS)
+    (root / "models").mkdir()
+    (root / "models/SmolLM2-135M-Instruct.Q4_1.gguf").write_text("weights")
+    (root / "build-whl").mkdir()
+    (root / "build-whl/broken.whl").write_text("not a wheel")
     (root / "tests/deleted.txt").write_text("tracked, and no longer there")
     subprocess.run(["git", "init", "-q"], cwd=root, check=True)
     subprocess.run(["git", "add", "tools", "tests"], cwd=root, check=True)
@@ -261,29 +291,38 @@ def tree(tmp_path):
 
 def run_gpu_sh(tree, *args):
     env = {key: value for key, value in os.environ.items() if key not in ("OUT", "COMMIT")}
-    env |= {"VAYU_GPU_SSH": str(tree.parent / "ssh"), "THERE": str(tree.parent / "there")}
+    env |= {"VAYU_GPU_SSH": str(tree.parent / "ssh"), "THERE": str(tree.parent / "there"),
+            "PATH": f"{pathlib.Path(sys.executable).parent}:{env['PATH']}"}  # python3 with pytest
     return subprocess.run([tree / "tools/gpu.sh", "--packed", *args], env=env, capture_output=True, text=True, timeout=120)
 
 
 def test_the_whole_proof_on_another_machine(tree):
     there = tree.parent / "there"
-    for _ in range(2):  # the second time in place of the first
-        done = run_gpu_sh(tree, "--host", "me@gpu", "--dir", "some where", "fault", "tests", "speed", "steps")
-        assert done.returncode == 1, done.stdout + done.stderr
-        folder = there / "some where"
+    folder = there / "some where"
+    for steps, code in ((["tests"], 0), (["fault", "tests", "speed", "steps", "profile", "e2e"], 1)):  # the second in place of the first
+        done = run_gpu_sh(tree, "--host", "me@gpu", "--dir", "some where", *steps)
+        assert done.returncode == code, done.stdout + done.stderr
         assert (folder / "tests/kept.txt").read_text() == "tracked" and not (folder / "notes.txt").exists()
         assert not (folder / "stale").exists()
         (folder / "stale").touch()
     assert set((there / "machines").read_text().split()) == {"me@gpu"}
-    table = [line.split() for line in done.stdout.splitlines()[-4:]]
-    assert [(line[0], line[2]) for line in table] == [("fault", "1"), ("tests", "0"), ("speed", "0"), ("steps", "0")], done.stdout
+    table = [line.split() for line in done.stdout.splitlines()[-6:]]
+    assert [(line[0], line[2]) for line in table] == [
+        ("fault", "1"), ("tests", "0"), ("speed", "0"), ("steps", "0"), ("profile", "0"), ("e2e", "1")], done.stdout
     results = {path.stem: json.loads(path.read_text()) for path in (tree / "bench/results").iterdir()}
-    assert set(results) == {"h200_proof", "h200_ops", "h200_model", "h200_steps", "h200_steps_bf16", "h200_steps_105b", "h200_steps_105b_absorbed"}
+    assert set(results) == {"h200_proof", "h200_ops", "h200_model", "h200_profile", "h200_e2e", "h200_steps", "h200_steps_bf16",
+                            "h200_steps_105b", "h200_steps_105b_absorbed"}
     assert {result["commit"] for result in results.values()} == {"abc1234"}
     assert results["h200_proof"]["metrics"]["ops_tests_passed"] == 1
     assert results["h200_ops"]["metrics"]["silu_mul_64x8192_share"] == 0.11
     model = results["h200_model"]["metrics"]
     assert model["fp8_decode_ms_b8"] == model["bf16_prefill3584_ms"] == model["mla_fp8_decode_ms_b8"] == 2
+    assert model["mla_fp8_prefill3584_profile_f8_gemm_ms"] == 2
+    assert results["h200_profile"]["metrics"]["prompt_gemm_kernel_F8Products_1_us"] == 500
+    end_to_end = results["h200_e2e"]
+    assert end_to_end["metrics"]["passed"] == end_to_end["metrics"]["failed"] == end_to_end["metrics"]["skipped"] == 1
+    assert end_to_end["names"] == {"failed": {"tests/e2e/test_few.py::test_wrong": "AssertionError: on cuda"},
+                                   "skipped": {"tests/e2e/test_few.py::test_not_here": "no reason"}}
     assert model["mla_fp8_decode_share_of_read_floor_b8"] == 0.5 and results["h200_model"]["hardware"] == "one A GPU"
 
 
