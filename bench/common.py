@@ -101,6 +101,14 @@ def cpu_hardware():
     return f"{cpu}, {os.cpu_count()} cores, {' '.join(simd)}"
 
 
+def gpu_hardware():
+    query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+    try:
+        return "one " + subprocess.run(query, capture_output=True, text=True, check=True).stdout.splitlines()[0].strip()
+    except (OSError, subprocess.CalledProcessError, IndexError):
+        return "a GPU that nvidia-smi does not name"
+
+
 def recorded_command(argv):
     """The command to repeat a run with: paths in the tree from its root, others by the name of their flag: --model MODEL."""
     def shown(word, flag):

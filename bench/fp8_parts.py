@@ -54,7 +54,7 @@ def main():
                     "text_tokens": total["tokens"]}
         print(f"{name}: {metrics[f'{name}_percent']:+.3f} %, divergence {metrics[f'{name}_kl_millinats']:.2f}e-3 nats", flush=True)
     common.write_result("h200_fp8_parts", metrics, "SmolLM2-135M Q4_1: perplexity against BF16 with --quantization fp8; names: what stays as "
-                        "stored", hardware="one NVIDIA H200" if options.backend == "cuda" else None, path=options.out)
+                        "stored", hardware=common.gpu_hardware() if options.backend == "cuda" else None, path=options.out)
 
 
 if __name__ == "__main__":

@@ -235,7 +235,7 @@ def main():
     notes.append(f"{options.input_len} tokens in, {options.output_len} out, closed loop; energy: {energy.source}; "
                  "the server has a small chat template of this script's, since random weights bring none")
     common.write_result("h200_sla", metrics, "; ".join(notes), path=options.out,
-                        hardware="one NVIDIA H200" if options.device == "cuda" else None, openai_sdk=sdk)
+                        hardware=common.gpu_hardware() if options.device == "cuda" else None, openai_sdk=sdk)
     sys.exit(not sdk["answered"] or any(value != 0 for key, value in metrics.items() if key.startswith("server_exit_code")))
 
 

@@ -124,7 +124,7 @@ def main():
     limits = LIMITS | {"greedy_largest_gap_nats": NEAR_TIE}
     common.write_result("h200_smollm2", metrics, f"SmolLM2-135M Q4_1 in BF16, {on_device} against {on_cpu}; limits "
                         + ", ".join(f"{name} {limit}" for name, limit in limits.items()),
-                        hardware="one NVIDIA H200" if on_device == "cuda" else None, path=options.out)
+                        hardware=common.gpu_hardware() if on_device == "cuda" else None, path=options.out)
     broken = [name for name, limit in limits.items() if not metrics.get(name, 0) <= limit]
     sys.exit(f"beyond their limits: {', '.join(broken)}" if broken else 0)
 

@@ -70,8 +70,12 @@ run_step() {
 keep_results() {  # from folder $1
   local files=("$1"/h200_*.json)
   [ -f "${files[0]}" ] || { say "no results"; return; }
-  cp "${files[@]}" bench/results/
-  say "in bench/results: $(basename -a "${files[@]}" | tr '\n' ' ')"
+  local file kept=() others=()
+  for file in "${files[@]}"; do
+    if grep -q '"hardware": ".*H200' "$file"; then kept+=("$file"); else others+=("$file"); fi
+  done
+  [ ${#others[@]} = 0 ] || say "not of an H200, so not in bench/results: ${others[*]}"
+  [ ${#kept[@]} = 0 ] || { cp "${kept[@]}" bench/results/ && say "in bench/results: $(basename -a "${kept[@]}" | tr '\n' ' ')"; }
 }
 
 run_here() {

@@ -18,6 +18,8 @@ import time
 import urllib.error
 import urllib.request
 
+import gpu_tests
+
 PORT = 8177
 URL = f"http://127.0.0.1:{PORT}"
 MODEL = "tests/data/sarvam-tiny"
@@ -103,7 +105,7 @@ def main():
     process.wait()
     metrics = {f"{fault}_{key}": results[fault][key] for fault in ("trap", "gone") for key in ("passed", "exit_code", "seconds")}
     metrics |= {"afterwards_passed": results["afterwards"]["passed"]}
-    record = {"name": "h200_device_loss", "commit": os.environ.get("COMMIT", "unknown"), "hardware": "one NVIDIA H200",
+    record = {"name": "h200_device_loss", "commit": os.environ.get("COMMIT", "unknown"), "hardware": gpu_tests.hardware(),
               "command": "tools/gpu_proof.sh fault", "metrics": {key: int(v) if v is True or v is False else v for key, v in metrics.items()},
               "notes": f"{CLIENTS} streams of sarvam-tiny, seconds: until the last had its error; answers: {json.dumps(results)}"}
     out = pathlib.Path(os.environ.get("OUT", "build-gpu/out"))

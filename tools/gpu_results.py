@@ -121,7 +121,7 @@ def write_ops(folder):
     last = read(RESULTS / "h200_ops.json") or {"metrics": {}}
     if lost := sorted(set(last["metrics"]) - set(metrics)):
         print(f"bench/results/h200_ops.json has {len(lost)} figures that this run has not: {' '.join(lost)}", file=sys.stderr)
-    source = {"hardware": "one NVIDIA H200", "command": "tools/gpu_proof.sh speed"}
+    source = {"hardware": gpu_tests.hardware(), "command": "tools/gpu_proof.sh speed"}
     write(folder, "h200_ops", source, metrics, OPS_NOTES)
 
 

@@ -230,7 +230,7 @@ esac
 VAYU = """#!/bin/bash
 case "$1 $2" in
   'profile --model') while [ "$1" != --json ]; do shift; done
-    echo '{"command": "vayu profile", "hardware": "A GPU", "model": "m", "tokens": 1, "step_us": 3, "busy_us": 2, "kernels": [
+    echo '{"command": "vayu profile", "hardware": "NVIDIA H200", "model": "m", "tokens": 1, "step_us": 3, "busy_us": 2, "kernels": [
       {"name": "gemm_kernel<vayu::ops::F8Products, 0>", "own_us": 1500}, {"name": "gemm_kernel<vayu::ops::F8Products, 1>", "own_us": 500}]}' >"$2"
     exit ;;
   'bench steps') while [ "$1" != --json ]; do shift; done ;;
@@ -238,7 +238,7 @@ case "$1 $2" in
 esac
 [[ $2 != *105b* ]] && steps='"decode_8": S, "prefill_3584": S' || steps='"decode_8": S'
 step='{"device_us": 2000.0, "wall_us": 2001, "host_share": 0, "floor_us": 1000, "share_of_floor": 0.5, "tokens_per_s": 1}'
-echo '{"command": "vayu bench steps", "hardware": "A GPU", "model": "m", "context": 3650, "load_s": 1, "read_gb_s": 4400, "steps": {'"${steps//S/$step}"'}}' >"$2"
+echo '{"command": "vayu bench steps", "hardware": "NVIDIA H200", "model": "m", "context": 3650, "load_s": 1, "read_gb_s": 4400, "steps": {'"${steps//S/$step}"'}}' >"$2"
 """
 FEW_TESTS = """import os, pathlib, pytest
 def test_right():
@@ -284,15 +284,17 @@ def tree(tmp_path):
         archive.add(pack / "bin", "bin")
         archive.add(pack / "lib", "lib")
     (tmp_path / "there").mkdir()
-    (tmp_path / "ssh").write_text(SSH)
-    (tmp_path / "ssh").chmod(0o755)
+    (tmp_path / "path").mkdir()
+    for name, text in (("ssh", SSH), ("path/nvidia-smi", "#!/bin/bash\necho NVIDIA H200\n")):
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
     return root
 
 
 def run_gpu_sh(tree, *args):
     env = {key: value for key, value in os.environ.items() if key not in ("OUT", "COMMIT")}
     env |= {"VAYU_GPU_SSH": str(tree.parent / "ssh"), "THERE": str(tree.parent / "there"),
-            "PATH": f"{pathlib.Path(sys.executable).parent}:{env['PATH']}"}  # python3 with pytest
+            "PATH": f"{tree.parent}/path:{pathlib.Path(sys.executable).parent}:{env['PATH']}"}  # python3 with pytest
     return subprocess.run([tree / "tools/gpu.sh", "--packed", *args], env=env, capture_output=True, text=True, timeout=120)
 
 
@@ -323,7 +325,7 @@ def test_the_whole_proof_on_another_machine(tree):
     assert end_to_end["metrics"]["passed"] == end_to_end["metrics"]["failed"] == end_to_end["metrics"]["skipped"] == 1
     assert end_to_end["names"] == {"failed": {"tests/e2e/test_few.py::test_wrong": "AssertionError: on cuda"},
                                    "skipped": {"tests/e2e/test_few.py::test_not_here": "no reason"}}
-    assert model["mla_fp8_decode_share_of_read_floor_b8"] == 0.5 and results["h200_model"]["hardware"] == "one A GPU"
+    assert model["mla_fp8_decode_share_of_read_floor_b8"] == 0.5 and {result["hardware"][-11:] for result in results.values()} == {"NVIDIA H200"}
 
 
 def test_the_whole_proof_leaves_other_folders_alone(tree):
@@ -338,6 +340,11 @@ def test_the_whole_proof_on_this_machine(tree):
     done = run_gpu_sh(tree, "tests")
     assert done.returncode == 0, done.stdout + done.stderr
     assert json.loads((tree / "bench/results/h200_proof.json").read_text())["metrics"]["model_tests_passed"] == 1
+    (tree / "bench/results/h200_proof.json").unlink()
+    (tree.parent / "path/nvidia-smi").write_text("#!/bin/bash\necho Another GPU\n")
+    done = run_gpu_sh(tree, "tests")
+    assert done.returncode == 0 and "not of an H200, so not in bench/results: build-gpu/out/h200_proof.json" in done.stdout, done.stdout
+    assert not (tree / "bench/results/h200_proof.json").exists() and (tree / "build-gpu/out/h200_proof.json").exists()
     assert run_gpu_sh(tree, "no_step").returncode == 2
     (tree / "build-gpu/pack.tar.xz").unlink()
     assert "no build-gpu/pack.tar.xz" in run_gpu_sh(tree, "tests").stderr
