@@ -5,7 +5,7 @@
 #   tools/gpu.sh [--packed] --host [USER@]MACHINE [--dir DIR] [STEP...] on another, over ssh: the tracked files, the pack, SmolLM2 and the
 #                                                                       wheels of the OpenAI SDK and pytest go to DIR (default vayu-gpu, in
 #                                                                       the home folder there; made anew each time), $OUT comes back
-# --packed: with the build-gpu/pack.tar.xz that is there. STEP, all by default, in this order:
+# --packed: with the build-gpu/pack.tar.xz that is there; without --host nothing is fetched then. STEP, all by default, in this order:
 #   tests sanitize fault speed     tools/gpu_proof.sh       kernels steps profile     tools/gpu_kernels.sh
 #   sla                            tools/gpu_sla.sh         smollm2 fp8_parts e2e     tools/gpu_smollm2.sh
 #   peers                          bench/peers.py
@@ -50,6 +50,7 @@ python_version='python3 -c "import sys; print(\"%d.%d\" % sys.version_info[:2])"
 prepare() {  # $1: a command that runs a line of shell where the proof will run
   if [ $packed = no ]; then tools/gpu_pack.sh || fail "tools/gpu_pack.sh"; fi
   [ -f build-gpu/pack.tar.xz ] || fail "no build-gpu/pack.tar.xz: without --packed it is built"
+  [ -n "$host" ] || [ $packed = no ] || return 0  # carried here, with all that it takes
   ! any_of smollm2 fp8_parts e2e || [ -f "models/$MODEL_FILE" ] || tools/setup.sh || fail "tools/setup.sh"
   ! any_of peers || [ -f build-call/flashinfer_peer.so ] || bench/flashinfer/build.sh || say "peers will miss FlashInfer"
   ! any_of sla e2e || get_wheels "$($1 "$python_version" </dev/null)"
