@@ -35,7 +35,8 @@ constexpr int kMinKeys = 256;        // of a block: two tiles a warp
 constexpr int kMaxCombineThreads = 512;
 constexpr int kMaxSlices = 8;     // blocks of the second kernel to a row: a cluster that every chip can place
 constexpr int kCombineWidth = 8;  // pieces a thread asks for at once
-constexpr int kMaxCols = 8192;    // of an output row: 32 KiB of shared memory
+static_assert(kDecodeMaxWidth <= 8192, "an output row is 32 KiB of shared memory");
+static_assert(kDecodeMaxGroup == kDecodeHeads);
 
 template <class Tile>
 struct DecodeShared {
@@ -327,11 +328,11 @@ void decode_attention_cuda(CudaStream stream, const DecodeAttentionArgs& args) {
   if (args.num_decode_rows == 0) return;
   VAYU_REQUIRE(args.num_decode_rows <= kDecodeMaxRows, "more decode rows than one launch plans");
   VAYU_REQUIRE(kv.latent_dim == 0 && kv.page_size == 16, "pages of 16 tokens with K and V");
-  VAYU_REQUIRE(args.num_q_heads % kv.num_kv_heads == 0 && args.num_q_heads <= kDecodeHeads * kv.num_kv_heads,
+  VAYU_REQUIRE(args.num_q_heads % kv.num_kv_heads == 0 && args.num_q_heads <= kDecodeMaxGroup * kv.num_kv_heads,
                "1 to 16 query heads a kv head");
   VAYU_REQUIRE(args.out.cols == int64_t{args.num_q_heads} * kv.head_dim && args.out.scale_group == 0,
                "output rows of all heads, one scale a row");
-  VAYU_REQUIRE(args.out.cols <= kMaxCols, "output row too wide");
+  VAYU_REQUIRE(args.out.cols <= kDecodeMaxWidth, "output row too wide");
   VAYU_REQUIRE(args.q_stride % 8 == 0 && args.scale > 0, "aligned queries, positive scale");
   DecodeParams p = {};
   p.batch = args.batch;

@@ -21,9 +21,9 @@ struct DecodeAttentionArgs {
   int32_t max_context = 0;               // bound of kv_lens of these rows; with num_decode_rows it fixes the launch
   const Bf16* q = nullptr;               // (num_tokens, num_q_heads, head_dim), rotated, 16-byte aligned
   int64_t q_stride = 0;                  // elements between tokens, a multiple of 8
-  int32_t num_q_heads = 0;               // 1 to 16 for a kv head; num_q_heads * head_dim <= 8192
-  float scale = 1.0f;                    // > 0
-  DeviceKvLayer kv;                      // page_size 16, head_dim 32, 64 or 128, pages 16-byte aligned
+  int32_t num_q_heads = 0;  // up to kDecodeMaxGroup for a kv head; num_q_heads * head_dim <= kDecodeMaxWidth
+  float scale = 1.0f;       // > 0
+  DeviceKvLayer kv;         // page_size 16, head_dim 32, 64 or 128, pages 16-byte aligned
   // All keys of these rows but each one's last were written by earlier steps: they may be read while the kernel before
   // still runs. The lists of `batch`, and decode_rows, are read so in any case: they must not come from that kernel.
   bool keys_settled = false;
@@ -32,6 +32,9 @@ struct DecodeAttentionArgs {
 };
 
 constexpr int32_t kDecodeMaxRows = 1024;
+constexpr int32_t kDecodeMaxGroup = 16;    // query heads of a KV head
+constexpr int32_t kDecodeMaxWidth = 8192;  // num_q_heads * head_dim
+constexpr bool decode_takes_head_dim(int32_t head_dim) { return head_dim == 32 || head_dim == 64 || head_dim == 128; }
 
 // Of a step of at most max_rows decode rows. Nothing needs clearing between steps; one scratch serves all layers.
 int64_t decode_attention_scratch_bytes(const DeviceKvLayer& kv, int32_t max_rows);

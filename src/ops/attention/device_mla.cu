@@ -30,9 +30,9 @@ namespace vayu::ops {
 namespace {
 
 constexpr int kThreads = 256, kWarps = kThreads / 32;
-constexpr int kMaxHeads = 64, kKeys = 64;
+constexpr int kMaxHeads = kMlaMaxHeads, kKeys = 64;
 constexpr int kColumnBytes = 64 * 128;  // 64 rows of 64 BF16
-constexpr int kColumns = 9;             // 576 / 64
+constexpr int kColumns = kMlaMaxRowDim / 64;
 constexpr int kTileBytes = kColumns * kColumnBytes;
 constexpr int kSplitBlocks = 132;  // one on each SM of an H200
 constexpr int kMaxSplits = 64;
@@ -395,9 +395,10 @@ void mla_attention_cuda(CudaStream stream, const MlaAttentionArgs& args) {
   const DeviceKvLayer& kv = args.kv;
   const int32_t num_tokens = args.batch.num_tokens;
   if (num_tokens == 0) return;
-  VAYU_REQUIRE(kv.page_size == 16 && kv.latent_dim > 0 && kv.latent_dim % 16 == 0 && kv.latent_dim <= 512,
+  VAYU_REQUIRE(num_tokens <= kMlaMaxTokens, "up to 65,535 tokens");
+  VAYU_REQUIRE(kv.page_size == 16 && kv.latent_dim > 0 && kv.latent_dim % 16 == 0 && kv.latent_dim <= kMlaMaxLatentDim,
                "latent of up to 512 in pages of 16");
-  VAYU_REQUIRE(kv.head_dim % 16 == 0 && kv.head_dim >= kv.latent_dim && kv.head_dim <= 64 * kColumns,
+  VAYU_REQUIRE(kv.head_dim % 16 == 0 && kv.head_dim >= kv.latent_dim && kv.head_dim <= kMlaMaxRowDim,
                "cache rows of up to 576");
   VAYU_REQUIRE(args.num_heads >= 1 && args.num_heads <= kMaxHeads && args.scale > 0, "1 to 64 heads, positive scale");
   MlaParams p = {};

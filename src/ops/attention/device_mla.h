@@ -16,13 +16,14 @@ namespace vayu::ops {
 // in q, or in a cache row that is seen, shows as NaN in what depends on it and nowhere else; page slots that no token
 // sees may hold anything.
 struct MlaAttentionArgs {
-  DeviceBatch batch;
+  DeviceBatch batch;        // of up to kMlaMaxTokens tokens
   int32_t max_context = 0;  // bound of kv_lens; with num_tokens it fixes the launch
-  int32_t num_heads = 0;    // <= 64
+  int32_t num_heads = 0;    // <= kMlaMaxHeads
   const Bf16* q = nullptr;  // (num_tokens, num_heads, kv.head_dim), 16-byte aligned
   Bf16* out = nullptr;      // (num_tokens, num_heads, kv.latent_dim)
   float scale = 1.0f;       // > 0
-  DeviceKvLayer kv;         // page_size 16; latent_dim <= 512 and head_dim <= 576, multiples of 16; pages aligned
+  // page_size 16; latent_dim <= kMlaMaxLatentDim and head_dim <= kMlaMaxRowDim, multiples of 16; pages aligned
+  DeviceKvLayer kv;
   void* scratch = nullptr;  // mla_attention_scratch_bytes, 16-byte aligned; device only
   // FP8, device only: steps of more than kMlaWideTokens tokens read the cache widened to BF16, if all pages of the
   // step's table fit. Else, and with wide_pages null, every token's block widens what it reads.
@@ -30,6 +31,12 @@ struct MlaAttentionArgs {
   Bf16* wide_pages = nullptr;
   int32_t wide_capacity = 0;  // pages
 };
+
+// The limits of what the kernels take. Tokens are counted along a grid's second dimension.
+constexpr int32_t kMlaMaxHeads = 64;
+constexpr int32_t kMlaMaxLatentDim = 512;
+constexpr int32_t kMlaMaxRowDim = 576;  // latent and rotated key
+constexpr int32_t kMlaMaxTokens = 65535;
 
 constexpr int32_t kMlaWideTokens = 132;  // fewer are split over keys
 

@@ -97,7 +97,7 @@ void device_rope_kv_write_cuda(CudaStream stream, const DeviceRopeKvWriteArgs& a
   VAYU_REQUIRE(args.num_q_heads > 0 && kv.num_kv_heads > 0 && kv.page_size > 0 && kv.latent_dim == 0, "heads");
   VAYU_REQUIRE(kv.head_dim > 0 && kv.head_dim % 16 == 0 && kv.head_dim <= kMaxRotatedDim, "head_dim");
   VAYU_REQUIRE(rotation.rotary_dim >= 0 && rotation.rotary_dim <= kv.head_dim, "rotary_dim");
-  VAYU_REQUIRE(rotation.rotary_dim % (interleaved ? 2 : 16) == 0, "rotary_dim");
+  VAYU_REQUIRE(rotation.rotary_dim % (interleaved ? 2 : kHalfSplitUnit) == 0, "rotary_dim");
   VAYU_REQUIRE(rotation.rotary_dim == 0 || rotation.inv_freq, "no inv_freq");
   const HeadShape shape = head_shape(kv.head_dim);
   const int num_heads = args.num_q_heads + 2 * kv.num_kv_heads;

@@ -11,11 +11,14 @@
 
 namespace vayu::ops {
 
+constexpr int32_t kMaxRotatedDim = 256;  // of a head, or of the rotated part of one with latent attention
+constexpr int32_t kHalfSplitUnit = 16;   // rotary_dim of kHalfSplit is a multiple of it, as is all of a rotated part
+
 struct DeviceRotation {
   const float* inv_freq = nullptr;  // (rotary_dim / 2) radians a position, scaling already applied
   float attention_factor = 1.0f;    // multiplies cos and sin (YaRN)
   RopePairing pairing = RopePairing::kHalfSplit;
-  int32_t rotary_dim = 0;  // kHalfSplit: a multiple of 16; kInterleaved: even. The rest of a head is copied
+  int32_t rotary_dim = 0;  // kHalfSplit: a multiple of kHalfSplitUnit; kInterleaved: even. The rest of a head is copied
 };
 
 struct DeviceRopeKvWriteArgs {
@@ -29,7 +32,7 @@ struct DeviceRopeKvWriteArgs {
   float norm_eps = 1e-6f;
   int32_t num_q_heads = 0;
   int64_t num_tokens = 0;
-  DeviceKvLayer kv;  // written; head_dim a multiple of 16, at most 256; latent_dim 0
+  DeviceKvLayer kv;  // written; head_dim a multiple of 16, at most kMaxRotatedDim; latent_dim 0
 };
 
 void device_rope_kv_write_ref(const DeviceRopeKvWriteArgs& args);  // host pointers

@@ -13,7 +13,6 @@
 
 namespace vayu::ops {
 
-constexpr int kMaxRotatedDim = 256;
 // Of a token, 64 + 4 + 4 heads of 64 in one pass; four such blocks share a multiprocessor at 56 registers a thread.
 constexpr int kMaxRopeWarps = 9;
 

@@ -118,7 +118,8 @@ void device_mla_rope_kv_write_cuda(CudaStream stream, const DeviceMlaRopeKvWrite
   VAYU_REQUIRE(args.q_kv && args.positions && args.slot_mapping && kv.pages && args.latent_norm, "null pointer");
   VAYU_REQUIRE(args.rotation.inv_freq, "no inv_freq");
   VAYU_REQUIRE(args.num_heads > 0 && args.nope_dim >= 0 && args.nope_dim % 8 == 0, "heads");
-  VAYU_REQUIRE(args.rope_dim() > 0 && args.rope_dim() % 16 == 0 && args.rope_dim() <= kMaxRotatedDim, "rope_dim");
+  VAYU_REQUIRE(args.rope_dim() > 0 && args.rope_dim() % kHalfSplitUnit == 0 && args.rope_dim() <= kMaxRotatedDim,
+               "rope_dim");
   VAYU_REQUIRE(kv.latent_dim > 0 && kv.latent_dim % 8 == 0 && kv.head_dim == kv.latent_dim + args.rope_dim(), "latent");
   const HeadShape shape = head_shape(args.rope_dim());
   const int warps = std::min(((args.num_heads + 1) * shape.lanes + 31) / 32, kMaxRopeWarps) + 1;

@@ -12,7 +12,7 @@ struct DeviceMlaRopeKvWriteArgs {
   Bf16* q_kv = nullptr;
   const int32_t* positions = nullptr;     // (num_tokens)
   const int32_t* slot_mapping = nullptr;  // (num_tokens) page * page_size + offset; negative: nothing is written
-  DeviceRotation rotation;                // rotary_dim = rope_dim, a multiple of 16, at most 256
+  DeviceRotation rotation;                // rotary_dim = rope_dim, a multiple of kHalfSplitUnit, at most kMaxRotatedDim
   const float* latent_norm = nullptr;     // (kv.latent_dim)
   float norm_eps = 1e-6f;
   int32_t nope_dim = 0;  // a multiple of 8

@@ -1,0 +1,20 @@
+// What the CUDA backend takes: the limits of its kernels, in the words of a model's config.json and of the command
+// line. The launchers of ops/ abort on what they do not take, so everything that a file or a flag can ask for is
+// refused here, before anything is loaded.
+#pragma once
+
+#include "base/result.h"
+#include "model/config.h"
+#include "model/device_formats.h"
+#include "model/device_model.h"
+
+namespace vayu::model {
+
+// Tokens of one step: fewer with experts (the router's) and with latent attention.
+int32_t max_device_step_tokens(const ModelConfig& config);
+
+// options.max_context is set; config.mla.expands_prompts too. inputs: of DeviceFormats. The error names the field of
+// the model (kUnsupported) or the flag (kInvalidArgument), what it is, and the limit.
+Status check_device_limits(const ModelConfig& config, const DeviceModelOptions& options, const InputForms& inputs);
+
+}  // namespace vayu::model
