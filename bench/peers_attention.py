@@ -136,6 +136,8 @@ def sdpa(bench, case, backend, q, k, v, want, scale):
     """q (batch, heads, T, d). Of heads that share keys the keys are repeated where the backend does not take them shared."""
     from torch.nn.attention.bias import causal_lower_right
 
+    if backend == SDPBackend.CUDNN_ATTENTION and q.shape[2] != k.shape[2]:
+        raise ValueError("PyTorch has no mask for cuDNN that is aligned at the end")
     mask = {"is_causal": True} if q.shape[2] == k.shape[2] else {"attn_mask": causal_lower_right(q.shape[2], k.shape[2])}
     name = {SDPBackend.FLASH_ATTENTION: "sdpa_flash", SDPBackend.CUDNN_ATTENTION: "sdpa_cudnn"}[backend]
 
