@@ -51,6 +51,8 @@ PASSES = "racecheck takes seconds a drawn row; kernels and passes are those of E
 NOT_RACED = {"StreamLinearCuda.IsTheReference": FORMS, "StreamLinearCuda.PairsAreTheReference": FORMS,
              "DeviceSampleCuda.EqualsReferenceOnRandomTasks": PASSES, "DeviceSampleCuda.LargeVocabulary*": PASSES,
              "DeviceSampleCuda.BrokenRows*": PASSES, "DeviceSampleCuda.ATaskGives*": PASSES, "DeviceSampleCuda.TableKeeps*": PASSES}
+# They fill the device or count its memory: after all others, one at a time (VAYU_ALONE), and not under a sanitizer, which takes memory too.
+ALONE = ["*Alone.*"]
 # What counts; racecheck also displays hazards of which it says that they are harmless.
 SUMMARY = {"memcheck": r"ERROR SUMMARY: (\d+) error()",
            "racecheck": r"RACECHECK SUMMARY: \d+ hazards? displayed \((\d+) errors?, (\d+) warnings?\)"}
@@ -106,7 +108,8 @@ def plan(mode, tests, patterns):
     """Jobs in the order they are begun in."""
     def jobs(tool, suites):
         return [Job(tool, suite, test) for suite in suites for test in tests[suite]
-                if matches(test, patterns.split(":")) and not (tool == "racecheck" and matches(test, NOT_RACED))]
+                if matches(test, patterns.split(":")) and not (tool == "racecheck" and matches(test, NOT_RACED))
+                and not (tool in SUMMARY and matches(test, ALONE))]
 
     def seconds(job):
         table = SLOW_RACES if job.tool == "racecheck" else SLOW
@@ -168,7 +171,9 @@ class Runner:
         limit = min(self.limit, self.end - begin)
         if limit < 1:
             return self.keep(job, Outcome("not_run", 0, ""))
-        env = os.environ | {"VAYU_TEST_SHORT": "1"} if job.tool in SUMMARY else None
+        env = os.environ | ({"VAYU_ALONE": "1"} if matches(job.test, ALONE) else {})
+        if job.tool in SUMMARY:  # which instruments every kernel that is loaded
+            env |= {"VAYU_TEST_SHORT": "1", "CUDA_MODULE_LOADING": "LAZY"}
         process = subprocess.Popen(self.command(job), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
                                    errors="replace", start_new_session=True, env=env)
         ended = True
@@ -193,8 +198,11 @@ class Runner:
                 print(f"FAILED {job.tool} {job.test}", *told, sep="\n    ", flush=True)
 
     def run_all(self, workers):
+        alone = [job for job in self.jobs if matches(job.test, ALONE)]
         with concurrent.futures.ThreadPoolExecutor(workers) as pool:
-            list(pool.map(self.run, self.jobs))
+            list(pool.map(self.run, [job for job in self.jobs if job not in alone]))
+        for job in alone:
+            self.run(job)
 
 
 def sanitizer_works(binary, test):

@@ -8,7 +8,7 @@
 #include "model/dummy_checkpoint.h"
 #include "model/registry.h"
 #include "model/testing/golden.h"
-#include "ops/cuda/cuda_test_util.h"
+#include "ops/cuda/whole_device.h"
 #include "scheduler/scheduler.h"
 
 namespace vayu {
@@ -31,8 +31,8 @@ std::unique_ptr<CudaExecutor> load(const std::string& name, const CudaExecutorOp
 struct Driver {
   explicit Driver(Executor& executor)
       : executor(executor),
-        scheduler({.max_num_batched_tokens = 128,
-                   .chunked_prefill_size = 128,
+        scheduler({.max_num_batched_tokens = executor.limits().max_step_tokens,
+                   .chunked_prefill_size = executor.limits().max_step_tokens,
                    .max_num_seqs = 16,
                    .max_logits_per_step = 16,
                    .overlap = executor.overlaps()},
@@ -187,6 +187,28 @@ TEST(CudaExecutor, StopTokenEndsAnAnswerWhileTheNextStepRuns) {
       for (size_t k = 0; k < stopped.size(); ++k) ASSERT_EQ(stopped[k].token, whole[k].token) << k;
       const EngineStats stats = driver.scheduler.stats();
       EXPECT_EQ(stats.free_pages + stats.cached_pages, stats.total_pages);
+    }
+  }
+}
+
+// Prompts, decode steps, every kind of sampling: all memory was taken at start.
+TEST(CudaExecutorAlone, StepsTakeNoMemory) {
+  VAYU_NEEDS_WHOLE_DEVICE();
+  for (const char* name : {"qwen3", "sarvam_moe_base", "sarvam_mla_flat"}) {
+    for (const bool graphs : {true, false}) {
+      const int64_t before = ops::free_device_bytes().value();
+      CudaExecutorOptions options = small_options(graphs, true);
+      options.model.num_pages = 0;
+      options.model.max_step_tokens = 512;  // the shared expert of such prompts runs on a second stream
+      const auto executor = load(name, options);
+      const int64_t free = ops::free_device_bytes().value();
+      const std::string plan = executor->memory_plan();
+      std::printf("MEMORY %s: %s; %ld MiB taken\n", name, plan.c_str(), static_cast<long>(before - free) >> 20);
+      for (const char* item : {"weights ", "KV pages ", "workspace ", "graphs ", "context with kernels ", "reserve "}) {
+        EXPECT_NE(plan.find(item), std::string::npos) << item;
+      }
+      Driver(*executor).run(make_requests(executor->limits().vocab_size));
+      EXPECT_EQ(ops::free_device_bytes().value(), free) << name << (graphs ? " from graphs" : " kernel by kernel");
     }
   }
 }

@@ -178,9 +178,9 @@ Result<std::unique_ptr<WeightStaging>> WeightStaging::create(int32_t num_places)
   auto staging = std::make_unique<WeightStaging>();
   staging->places_.resize(num_places);
   for (Place& place : staging->places_) {
-    VAYU_ASSIGN_OR_RETURN(place.stream, create_stream());
-    VAYU_ASSIGN_OR_RETURN(place.host, DeviceMemory::create_pinned(kPlaceBytes));
     VAYU_ASSIGN_OR_RETURN(place.device, DeviceMemory::create(kPlaceBytes));
+    VAYU_ASSIGN_OR_RETURN(place.host, DeviceMemory::create_pinned(kPlaceBytes));
+    VAYU_ASSIGN_OR_RETURN(place.stream, create_stream());
     staging->free_.push_back(&place);
   }
   return staging;
