@@ -141,7 +141,7 @@ def write_proof(folder):
         before = {}
     metrics, commands = before.get("metrics", {}), before["command"].split("; ") if before else []
     names = before.get("names", {})
-    more = {key: before[key] for key in ("explained_races", "not_raced") if key in before}
+    more = {key: before[key] for key in ("explained_races", "not_raced", "not_sanitized") if key in before}
     for run in runs:
         commands += [run["command"]] if run["command"] not in commands else []
         for suite, entry in run["suites"].items():
@@ -151,11 +151,12 @@ def write_proof(folder):
             explained = run["explained_races"]
             metrics["ops_racecheck_explained_reports"] = sum(entry["reports"] for entry in explained.values())
             metrics["ops_racecheck_left_out"] = len(run["not_raced"])
-            more = {"explained_races": {"why": gpu_tests.WHY_EXPLAINED, "tests": explained}, "not_raced": run["not_raced"]}
+            more = {"explained_races": {"why": gpu_tests.WHY_EXPLAINED, "tests": explained}, "not_raced": run["not_raced"],
+                    "not_sanitized": run.get("not_sanitized", {})}
     notes = ["all that ran ended and passed" if not any(set(entry) - {"skipped"} for entry in names.values()) else "see names"]
     if "not_raced" in more:
         notes += ["under a sanitizer tests have fewer repeats and smaller sizes of every kind of case (VAYU_TEST_SHORT); memcheck: ops, models "
-                  "and engine; racecheck: ops alone (models and engine launch the same kernels), without not_raced; a test of whose reports "
+                  "and engine, without not_sanitized; racecheck: ops alone (models and engine launch the same kernels), without not_raced; a test of whose reports "
                   "all are explained_races counts as passed"]
     source = {"hardware": runs[0]["hardware"], "command": "; ".join(commands), "commit": runs[0]["commit"]}
     write(folder, "h200_proof", source, metrics, "; ".join(notes), names={suite: entry for suite, entry in names.items() if entry}, **more)

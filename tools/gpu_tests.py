@@ -51,8 +51,8 @@ PASSES = "racecheck takes seconds a drawn row; kernels and passes are those of E
 NOT_RACED = {"StreamLinearCuda.IsTheReference": FORMS, "StreamLinearCuda.PairsAreTheReference": FORMS,
              "DeviceSampleCuda.EqualsReferenceOnRandomTasks": PASSES, "DeviceSampleCuda.LargeVocabulary*": PASSES,
              "DeviceSampleCuda.BrokenRows*": PASSES, "DeviceSampleCuda.ATaskGives*": PASSES, "DeviceSampleCuda.TableKeeps*": PASSES}
-# They fill the device or count its memory: after all others, one at a time (VAYU_ALONE), and not under a sanitizer, which takes memory too.
-ALONE = ["*Alone.*"]
+# After all others, one at a time (VAYU_ALONE), and not under a sanitizer: why.
+ALONE = {"*Alone.*": "fills the device or counts its memory, of which a sanitizer takes some"}
 # What counts; racecheck also displays hazards of which it says that they are harmless.
 SUMMARY = {"memcheck": r"ERROR SUMMARY: (\d+) error()",
            "racecheck": r"RACECHECK SUMMARY: \d+ hazards? displayed \((\d+) errors?, (\d+) warnings?\)"}
@@ -98,10 +98,10 @@ def matches(test, patterns):
     return any(fnmatch.fnmatchcase(test, pattern) for pattern in patterns)
 
 
-def not_raced(tests, patterns):
-    """Why each of the tests that `patterns` names is left out of racecheck, where it is."""
+def left_out(tests, patterns, reasons):
+    """Why each of the tests that `patterns` names is left out by the patterns of `reasons`, where it is."""
     return {test: why for test in tests if matches(test, patterns.split(":"))
-            for pattern, why in NOT_RACED.items() if fnmatch.fnmatchcase(test, pattern)}
+            for pattern, why in reasons.items() if fnmatch.fnmatchcase(test, pattern)}
 
 
 def plan(mode, tests, patterns):
@@ -279,7 +279,8 @@ def main():
     record = {"command": shlex.join(command), "hardware": hardware(), "commit": os.environ.get("COMMIT", "unknown"),
               "seconds": round(time.monotonic() - begin), "suites": suites}
     if options.mode == "sanitize":
-        record |= {"explained_races": explained, "not_raced": not_raced(tests["ops"], options.filter)}
+        record |= {"explained_races": explained, "not_raced": left_out(tests["ops"], options.filter, NOT_RACED),
+                   "not_sanitized": left_out([test for suite in SUITES for test in tests[suite]], options.filter, ALONE)}
     (options.out / f"proof_{options.mode}.json").write_text(json.dumps(record, indent=2) + "\n")
     if sum(entry["skipped"] - entry["passed"] for entry in suites.values()) > 0:
         sys.exit("most tests were skipped: is there a GPU?")

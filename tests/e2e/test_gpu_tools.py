@@ -110,12 +110,13 @@ def load_tool(name):
 
 
 def test_what_was_not_checked_is_named(machine):
-    skips = TESTS.replace("Good.Fine)", "Good.Fine) [ -z \"$SANITIZED\" ] || exit 0; true ||").replace("Good.\\n", "StreamLinearCuda.\\n  IsTheReference\\nGood.\\n")
+    skips = TESTS.replace("Good.Fine)", "Good.Fine) [ -z \"$SANITIZED\" ] || exit 0; true ||").replace("Good.\\n", "StreamLinearCuda.\\n  IsTheReference\\nOneAlone.\\n  Fills\\nGood.\\n")
     (machine / "bin/ops_cuda_test").write_text(skips)
-    done, suites, record = run_gpu_tests(machine, "sanitize", "Good.Fine:StreamLinearCuda.*")
+    done, suites, record = run_gpu_tests(machine, "sanitize", "Good.Fine:StreamLinearCuda.*:OneAlone.*")
     assert done.returncode == 0, done.stdout + done.stderr
     assert suites["ops_memcheck"]["names"] == {"skipped": ["Good.Fine"]} and suites["ops_memcheck"]["passed"] == 1
     assert list(record["not_raced"]) == ["StreamLinearCuda.IsTheReference"] and "EveryFormOnce" in record["not_raced"].popitem()[1]
+    assert list(record["not_sanitized"]) == ["OneAlone.Fills"]
 
 
 def race(write, read, kind="Read"):
