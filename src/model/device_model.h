@@ -47,8 +47,8 @@ constexpr int32_t kDevicePageSize = 16;
 
 class DeviceModel {
  public:
-  // The checkpoint is not needed afterwards. Errors: those of load_weights; kUnsupported for what has no kernel;
-  // kResourceExhausted with what is needed and what there is.
+  // The checkpoint is not needed afterwards. Errors: those of load_weights; those of check_device_limits for what has
+  // no kernel; kResourceExhausted with what is needed and what there is.
   static Result<std::unique_ptr<DeviceModel>> load(Recipe recipe, const loader::Checkpoint& checkpoint,
                                                    DeviceModelOptions options);
   virtual ~DeviceModel() = default;

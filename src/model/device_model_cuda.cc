@@ -6,10 +6,10 @@
 
 #include "base/check.h"
 #include "model/device_buffers.h"
+#include "model/device_limits.h"
 #include "model/device_model.h"
 #include "model/device_step.h"
 #include "model/device_weights.h"
-#include "ops/gemm/device_head_linear.h"
 
 namespace vayu::model {
 namespace {
@@ -18,51 +18,6 @@ namespace {
 // row's keys.
 constexpr int32_t kGraphRows[] = {1, 2, 4, 8, 12, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128};
 constexpr int32_t kGraphContexts[] = {8192, 32768, 1 << 30};
-
-Status check_attention(const ModelConfig& config) {
-  const int32_t group = config.num_q_heads / config.num_kv_heads;
-  const bool head = config.head_dim == 32 || config.head_dim == 64 || config.head_dim == 128;
-  if (head && group <= 16 && config.q_width() <= 8192) return {};
-  return make_error(ErrorKind::kUnsupported,
-                    "{} query heads of {} over {} key heads: the CUDA backend has no attention for that",
-                    config.num_q_heads, config.head_dim, config.num_kv_heads);
-}
-
-// The limits of device_mla.h, device_rope_mla.h and device_head_linear.h; cache rows of 576 and 64 heads are those of
-// the published models.
-Status check_latent_attention(const ModelConfig& config) {
-  const MlaConfig& mla = config.mla;
-  if (mla.form == MlaForm::kExpanded && !mla.expands_prompts) {
-    return make_error(ErrorKind::kUnsupported,
-                      "the CUDA backend expands latents for heads of {} + {} and values of {} alone: --mla-attention "
-                      "absorbed",
-                      ops::kMlaPrefillNope, ops::kMlaPrefillRope, ops::kMlaPrefillValue);
-  }
-  const bool wide = mla.latent_dim > ops::kHeadLinearMaxDim || config.head_dim > 576 ||
-                    mla.nope_dim > ops::kHeadLinearMaxDim || mla.v_dim > ops::kHeadLinearMaxDim || mla.rope_dim > 256 ||
-                    config.num_q_heads > 64;
-  const bool ragged = (mla.latent_dim | mla.nope_dim | mla.v_dim | mla.rope_dim) % 16 != 0;
-  if (!wide && !ragged) return {};
-  return make_error(ErrorKind::kUnsupported,
-                    "latent attention with {} heads, kv_lora_rank {}, qk_nope_head_dim {}, qk_rope_head_dim {}, "
-                    "v_head_dim {}: the CUDA backend takes multiples of 16, up to 64 heads, 512, 512, 256 and 512, "
-                    "kv_lora_rank and qk_rope_head_dim together up to 576",
-                    config.num_q_heads, mla.latent_dim, mla.nope_dim, mla.rope_dim, mla.v_dim);
-}
-
-Status check_supported(const ModelConfig& config, const DeviceModelOptions& options) {
-  VAYU_RETURN_IF_ERROR((config.has_mla() ? check_latent_attention : check_attention)(config));
-  const int32_t unit = config.has_moe() ? 64 : 16;
-  if (config.hidden % unit != 0) {
-    return make_error(ErrorKind::kUnsupported, "hidden size {} is not a multiple of {}: the CUDA backend needs that",
-                      config.hidden, unit);
-  }
-  if (options.max_rows < 1 || options.max_step_tokens < options.max_rows) {
-    return field_error("max_step_tokens", "max_step_tokens is {}, fewer than the {} rows of a step",
-                       options.max_step_tokens, options.max_rows);
-  }
-  return {};
-}
 
 struct Graph {
   int32_t rows = 0;
@@ -98,13 +53,13 @@ class DeviceModelImpl final : public DeviceModel {
     if (options_.max_context == 0) options_.max_context = config().max_context;
     recipe_.config.mla.expands_prompts =
         config().has_mla() && config().mla.form != MlaForm::kAbsorbed && has_expanded_form(config().mla);
-    VAYU_RETURN_IF_ERROR(check_supported(config(), options_));
+    VAYU_ASSIGN_OR_RETURN(const DeviceFormats formats, DeviceFormats::plan(checkpoint, recipe_, options_));
+    VAYU_RETURN_IF_ERROR(check_device_limits(config(), options_, formats.inputs()));
     if (options_.observer == nullptr && config().moe.shared_ffn > 0) {
       VAYU_ASSIGN_OR_RETURN(side_.stream, ops::create_stream());
       VAYU_ASSIGN_OR_RETURN(side_.fork, ops::StreamEvent::create());
       VAYU_ASSIGN_OR_RETURN(side_.join, ops::StreamEvent::create());
     }
-    VAYU_ASSIGN_OR_RETURN(const DeviceFormats formats, DeviceFormats::plan(checkpoint, recipe_, options_));
     const DeviceBufferPlan plan = plan_device_buffers(config(), options_, formats.inputs());
     DeviceMemoryNeeds needs = memory_needs(device, formats.weight_bytes(), plan.bytes);
     VAYU_RETURN_IF_ERROR(check_device_memory(needs, device.free_bytes));
