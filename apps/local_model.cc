@@ -16,6 +16,7 @@
 #include "engine/engine.h"
 #include "engine/model_executor.h"
 #include "model/device_formats.h"
+#include "ops/cuda/device_choice.h"
 
 namespace vayu {
 namespace {
@@ -72,11 +73,13 @@ Result<bool> use_cuda(const std::string& device) {
   if (device != "cuda" && device != "auto") {
     return field_error("--device", "--device {}: expected auto, cpu or cuda", device);
   }
-  if (device == "auto" && !CudaExecutor::built()) return false;
   const Result<std::string> found = CudaExecutor::device_name();
   if (found.ok()) return true;
   if (device == "cuda") return found.error();
-  spdlog::info("running on the CPU: {}", found.error().message);
+  const std::string sign = ops::find_device_sign();
+  if (!CudaExecutor::built() && sign.empty()) return false;  // nobody misses anything
+  const ops::CpuNotice notice = ops::cpu_notice(found.error(), sign);
+  spdlog::log(notice.is_warning ? spdlog::level::warn : spdlog::level::info, "{}", notice.text);
   return false;
 }
 
