@@ -15,6 +15,7 @@
 #include "engine/cuda_executor.h"
 #include "engine/engine.h"
 #include "engine/model_executor.h"
+#include "engine/profiled_executor.h"
 #include "model/device_formats.h"
 #include "ops/cuda/device_choice.h"
 
@@ -157,21 +158,33 @@ void log_memory_plan(const ModelExecutor& executor) {
       limits.num_pages, (memory.workspace_bytes + executor.logits_bytes()) / kMiB);
 }
 
-Result<std::unique_ptr<Executor>> load_executor(ModelFiles& files, const LocalModelOptions& options, bool cuda) {
-  if (cuda) {
-    VAYU_ASSIGN_OR_RETURN(const CudaExecutorOptions planned, cuda_options(files, options));
-    VAYU_ASSIGN_OR_RETURN(const auto formats, model::DeviceFormats::plan(*files.weights, files.recipe, planned.model));
-    spdlog::info("weights: {}", formats.summary());
-    VAYU_ASSIGN_OR_RETURN(std::unique_ptr<CudaExecutor> executor,
-                          CudaExecutor::load(std::move(files.recipe), *files.weights, planned));
-    spdlog::info("memory: {}", executor->memory_plan());
-    return std::unique_ptr<Executor>(std::move(executor));
-  }
+struct LoadedExecutor {
+  std::unique_ptr<Executor> executor;
+  StepProfiler* profiler = nullptr;  // the executor's
+};
+
+Result<LoadedExecutor> load_cuda_executor(ModelFiles& files, const LocalModelOptions& options) {
+  VAYU_ASSIGN_OR_RETURN(const CudaExecutorOptions planned, cuda_options(files, options));
+  VAYU_ASSIGN_OR_RETURN(const auto formats, model::DeviceFormats::plan(*files.weights, files.recipe, planned.model));
+  spdlog::info("weights: {}", formats.summary());
+  if (options.profiling) VAYU_RETURN_IF_ERROR(prepare_device_recorder());
+  VAYU_ASSIGN_OR_RETURN(std::unique_ptr<CudaExecutor> executor,
+                        CudaExecutor::load(std::move(files.recipe), *files.weights, planned));
+  spdlog::info("memory: {}", executor->memory_plan());
+  if (!options.profiling) return LoadedExecutor{std::move(executor)};
+  VAYU_ASSIGN_OR_RETURN(auto recorder, open_device_recorder(executor->stream()));
+  auto profiled = std::make_unique<ProfiledExecutor>(std::move(executor), std::move(recorder));
+  StepProfiler* profiler = profiled.get();
+  return LoadedExecutor{std::move(profiled), profiler};
+}
+
+Result<LoadedExecutor> load_executor(ModelFiles& files, const LocalModelOptions& options, bool cuda) {
+  if (cuda) return load_cuda_executor(files, options);
   VAYU_ASSIGN_OR_RETURN(ModelExecutorOptions planned, executor_options(files, options));
   VAYU_ASSIGN_OR_RETURN(std::unique_ptr<ModelExecutor> executor,
                         ModelExecutor::load(std::move(files.recipe), *files.weights, std::move(planned)));
   log_memory_plan(*executor);
-  return std::unique_ptr<Executor>(std::move(executor));
+  return LoadedExecutor{std::move(executor)};
 }
 
 // One token through the whole path, so that the first user finds everything touched.
@@ -259,6 +272,7 @@ Result<LocalModel> open_local_model(const std::string& path, const LocalModelOpt
   VAYU_ASSIGN_OR_RETURN(const SchedulerPolicy policy, parse_policy(wanted.scheduler_policy));
   VAYU_ASSIGN_OR_RETURN(const bool cuda, use_cuda(wanted.device));
   const LocalModelOptions options = with_defaults(wanted, cuda);
+  if (options.profiling && !cuda) spdlog::warn("--enable-profiling: steps are recorded with --device cuda alone");
   VAYU_ASSIGN_OR_RETURN(ModelFiles files, open_model_files(path, options.files));
   LocalModel local;
   local.name = options.served_model_name.empty() ? default_model_name(path) : options.served_model_name;
@@ -267,7 +281,9 @@ Result<LocalModel> open_local_model(const std::string& path, const LocalModelOpt
   local.bos_token = files.bos_token;
   local.eos_token = files.eos_token;
   const int64_t start_us = clock.now_us();
-  VAYU_ASSIGN_OR_RETURN(std::unique_ptr<Executor> executor, load_executor(files, options, cuda));
+  VAYU_ASSIGN_OR_RETURN(LoadedExecutor loaded, load_executor(files, options, cuda));
+  std::unique_ptr<Executor>& executor = loaded.executor;
+  local.profiler = loaded.profiler;
   spdlog::info("weights: loaded in {:.2f} s", (clock.now_us() - start_us) * 1e-6);
 
   EngineConfig config{.model_name = local.name,

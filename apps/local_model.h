@@ -9,6 +9,7 @@
 #include "base/clock.h"
 #include "base/result.h"
 #include "core/engine_client.h"
+#include "core/step_profiler.h"
 #include "scheduler/scheduler.h"
 #include "tokenizer/chat_template.h"
 #include "tokenizer/tokenizer.h"
@@ -40,6 +41,7 @@ struct LocalModelOptions {
   int32_t max_queued_requests = 1024;
   std::string scheduler_policy = "mixed";  // prefill-first, fixed-chunk, mixed
   bool prefix_cache = true;
+  bool profiling = false;                                     // cuda: steps can be recorded (LocalModel::profiler)
   std::function<void(int64_t done, int64_t total)> progress;  // bytes of weights placed; may be empty
 };
 
@@ -51,6 +53,7 @@ struct LocalModel {
   std::shared_ptr<const Tokenizer> tokenizer;
   std::shared_ptr<const ChatTemplate> chat_template;  // null when the model brings none
   std::string bos_token, eos_token;                   // texts the template may print; empty when the file names none
+  StepProfiler* profiler = nullptr;                   // the engine's; null where steps cannot be recorded
   std::shared_ptr<EngineClient> engine;               // last: destroyed first
 };
 

@@ -1,13 +1,12 @@
-// vayu profile: what the GPU does in a step of given make-up, kernel by kernel.
+// vayu profile: what the GPU does in a step, kernel by kernel: in steps of given make-up, or in those of a running
+// server.
 #include "apps/profile.h"
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <cstdio>
 #include <fstream>
 #include <nlohmann/json.hpp>
-#include <numeric>
 #include <optional>
 
 #include "apps/commands.h"
@@ -16,19 +15,17 @@
 namespace vayu {
 namespace {
 
-using bench::StepProfile;
+using bench::LiveProfile;
 using nlohmann::ordered_json;
 
 struct ProfileFlags {
   bench::ProfileOptions run;
   std::optional<int32_t> decode_rows;
+  bench::LiveProfileOptions live;             // url empty: steps of our own
+  std::vector<const CLI::Option*> own_steps;  // what describes those
   std::string trace_path;
   std::string json_path;
 };
-
-double mean(const std::vector<double>& values) {
-  return std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
-}
 
 Status write_file(const std::string& path, const std::string& text) {
   std::ofstream file(path, std::ios::binary);
@@ -38,50 +35,50 @@ Status write_file(const std::string& path, const std::string& text) {
   return {};
 }
 
-void print_profile(const StepProfile& profile, const std::vector<KernelTotal>& totals) {
-  const auto steps = static_cast<double>(profile.step_us.size());
-  const double step_us = mean(profile.step_us), busy_us = busy_ns(profile.records) * 1e-3 / steps;
-  fmt::print("{}: {} tokens a step; {:.1f} us a step under CUPTI, of which {:.1f} us the device works ({:.1f}%)\n",
-             profile.device, profile.tokens, step_us, busy_us, 100 * busy_us / step_us);
-  fmt::print("{:>10}{:>12}{:>12}{:>9}  {}\n", "calls", "own us", "start-end", "share", "kernel (a step)");
-  for (const KernelTotal& total : totals) {
-    fmt::print("{:>10.1f}{:>12.1f}{:>12.1f}{:>8.1f}%  {}\n", total.calls / steps, total.own_us / steps,
-               total.us / steps, 100 * total.own_us / steps / busy_us, total.name);
-  }
-}
-
-std::string to_json(const ProfileFlags& flags, const StepProfile& profile, const std::vector<KernelTotal>& totals) {
-  const auto steps = static_cast<double>(profile.step_us.size());
+std::string to_json(const std::string& model, const ProfileTable& table) {
   ordered_json kernels = ordered_json::array();
-  for (const KernelTotal& total : totals) {
-    kernels.push_back({{"name", total.name},
-                       {"calls", total.calls / steps},
-                       {"own_us", total.own_us / steps},
-                       {"us", total.us / steps}});
+  for (const KernelShare& k : table.kernels) {
+    kernels.push_back({{"name", k.name}, {"calls", k.calls}, {"own_us", k.own_us}, {"us", k.us}});
   }
-  const ordered_json out = {{"name", "profile"},
-                            {"command", command_line()},
-                            {"hardware", profile.device},
-                            {"model", flags.run.model},
-                            {"tokens", profile.tokens},
-                            {"step_us", mean(profile.step_us)},
-                            {"busy_us", busy_ns(profile.records) * 1e-3 / steps},
-                            {"kernels", std::move(kernels)}};
+  const ordered_json out = {{"name", "profile"},        {"command", command_line()},
+                            {"hardware", table.device}, {"model", model},
+                            {"steps", table.num_steps}, {"tokens", table.tokens},
+                            {"rows", table.rows},       {"step_us", table.step_us},
+                            {"busy_us", table.busy_us}, {"kernels", std::move(kernels)}};
   return out.dump(2) + "\n";
 }
 
+Status report(const ProfileFlags& flags, const std::string& model, const ProfileTable& table,
+              const std::string& trace) {
+  std::fputs(to_text(table).c_str(), stdout);
+  if (!flags.trace_path.empty()) VAYU_RETURN_IF_ERROR(write_file(flags.trace_path, trace));
+  return flags.json_path.empty() ? Status() : write_file(flags.json_path, to_json(model, table));
+}
+
+Status profile_live(ProfileFlags& flags) {
+  for (const CLI::Option* option : flags.own_steps) {
+    if (option->count() > 0) {
+      return field_error("--url", "--url records the steps a server takes anyway: {} does not go with it",
+                         option->get_name());
+    }
+  }
+  flags.live.steps = flags.run.steps;
+  flags.live.trace = !flags.trace_path.empty();
+  VAYU_ASSIGN_OR_RETURN(const LiveProfile live, bench::profile_server(flags.live));
+  if (live.table.num_steps == 0) return make_error(ErrorKind::kUnavailable, "{}", live.message);
+  if (!live.message.empty()) std::fprintf(stderr, "vayu profile: %s\n", live.message.c_str());
+  return report(flags, live.model, live.table, live.trace);
+}
+
 Status profile(ProfileFlags& flags) {
+  if (!flags.live.url.empty()) return profile_live(flags);
   flags.run.decode_rows = flags.decode_rows.value_or(flags.run.prompts.empty() ? 32 : 0);
   if (flags.run.decode_rows == 0 && flags.run.prompts.empty()) {
     return field_error("--decode", "--decode 0 without --prompts: a step of nothing");
   }
   VAYU_ASSIGN_OR_RETURN(const StepProfile profile, bench::profile_steps(flags.run));
-  const std::vector<KernelTotal> totals = kernel_totals(profile.records);
-  print_profile(profile, totals);
-  if (!flags.trace_path.empty()) {
-    VAYU_RETURN_IF_ERROR(write_file(flags.trace_path, chrome_trace(profile.records, profile.spans)));
-  }
-  return flags.json_path.empty() ? Status() : write_file(flags.json_path, to_json(flags, profile, totals));
+  return report(flags, flags.run.model, profile_table(profile),
+                flags.trace_path.empty() ? "" : chrome_trace(profile.records, profile.spans));
 }
 
 }  // namespace
@@ -100,7 +97,18 @@ void add_profile_command(CLI::App& root, int& exit_code) {
   command->add_option("--prompts", flags->run.prompts, "Tokens of each prompt in a step, beside the decode rows")
       ->delimiter(',')
       ->check(CLI::Range(1, 1 << 16));
-  command->add_option("--steps", flags->run.steps, "Steps to record")
+  for (const CLI::Option* option : command->get_options()) {
+    if (option != command->get_help_ptr()) flags->own_steps.push_back(option);
+  }
+  CLI::Option* url = command->add_option("--url", flags->live.url,
+                                         "Record the next steps of this server (`vayu serve --enable-profiling`) "
+                                         "in place of all that: goes with what stands below alone");
+  command->add_option("--api-key", flags->live.api_key, "With --url: sent as a bearer token")->envname("VAYU_API_KEY");
+  command->add_option("--timeout", flags->live.timeout_s, "With --url: seconds in which the steps must run")
+      ->check(CLI::Range(0.01, 120.0))
+      ->capture_default_str()
+      ->needs(url);
+  command->add_option("--steps", flags->run.steps, "Steps to record (of a server up to 200)")
       ->check(CLI::Range(1, 1000))
       ->capture_default_str();
   command->add_option("--trace", flags->trace_path, "Write a timeline for chrome://tracing or Perfetto to this file");

@@ -1,4 +1,5 @@
-// `vayu profile`: steps under CUPTI (profile_cuda.cc) and what is printed of them (profile.cc).
+// `vayu profile`: steps of its own under CUPTI (profile_cuda.cc) or those of a running server (profile_live.cc), and
+// what is printed of them (profile.cc).
 #pragma once
 
 #include <string>
@@ -6,7 +7,7 @@
 
 #include "apps/local_model.h"
 #include "base/result.h"
-#include "telemetry/kernel_trace.h"
+#include "telemetry/step_profile.h"
 
 namespace vayu::bench {
 
@@ -19,14 +20,25 @@ struct ProfileOptions {
   int32_t steps = 4;
 };
 
-struct StepProfile {
-  std::string device;
-  int32_t tokens = 0;                 // of a step
-  std::vector<KernelRecord> records;  // of all steps
-  std::vector<HostSpan> spans;        // launch and wait of each
-  std::vector<double> step_us;        // of the host, one a step
+Result<StepProfile> profile_steps(const ProfileOptions& options);
+
+struct LiveProfileOptions {
+  std::string url;
+  std::string api_key;
+  int32_t steps = 4;
+  double timeout_s = 30;
+  bool trace = false;
 };
 
-Result<StepProfile> profile_steps(const ProfileOptions& options);
+struct LiveProfile {
+  std::string model;
+  ProfileTable table;
+  std::string message;  // what is missing of the steps; empty: nothing
+  std::string trace;    // a JSON text
+};
+
+// The next steps of a server that was started with --enable-profiling. Errors: the server's own, and those of reaching
+// it.
+Result<LiveProfile> profile_server(const LiveProfileOptions& options);
 
 }  // namespace vayu::bench

@@ -39,7 +39,7 @@ Result<StepProfile> profile_steps(const ProfileOptions& o) {
   const int32_t pages_each = (longest + limits.page_size - 1) / limits.page_size;
   VAYU_RETURN_IF_ERROR(fill_contexts(executor, o.decode_rows, o.context, pages_each));
   StepBatch batch = mixed_batch(o, limits, pages_each);
-  profile.tokens = batch.batch().num_tokens();
+  profile.steps.assign(o.steps, {batch.batch().num_tokens(), batch.batch().num_rows()});
   for (int i = 0; i < kWarmUps; ++i) VAYU_RETURN_IF_ERROR(run_step(executor, batch));
   VAYU_RETURN_IF_ERROR(KernelTrace::discard());
   StepOutput output;
@@ -53,7 +53,7 @@ Result<StepProfile> profile_steps(const ProfileOptions& o) {
     if (output.failure) return *output.failure;
     profile.spans.push_back({"launch", begin, launched});
     profile.spans.push_back({"wait", launched, end});
-    profile.step_us.push_back(static_cast<double>(end - begin) * 1e-3);
+    profile.host_us += static_cast<double>(end - begin) * 1e-3;
   }
   VAYU_ASSIGN_OR_RETURN(profile.records, KernelTrace::stop());
   return profile;

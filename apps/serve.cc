@@ -102,6 +102,7 @@ int serve(ServeOptions& o) {
   if (!o.served_names.empty()) o.local.served_model_name = o.served_names.front();
   o.server.model_names = o.served_names;
   if (o.served_names.empty()) o.server.model_names = {default_model_name(o.model)};
+  o.local.profiling = o.server.profiling;
   o.server.sse_ping_interval_ms = static_cast<int>(o.ping_interval_s * 1000);
   o.server.queue_timeout_ms = static_cast<int>(o.queue_timeout_s * 1000);
   o.server.stall_timeout_ms = static_cast<int>(o.stall_timeout_s * 1000);
@@ -130,7 +131,8 @@ int serve(ServeOptions& o) {
                  .tokenizer = local->tokenizer,
                  .chat_template = local->chat_template,
                  .bos_token = local->bos_token,
-                 .eos_token = local->eos_token});
+                 .eos_token = local->eos_token,
+                 .profiler = local->profiler});
   print_banner(o, *port, (clock.now_us() - start_us) * 1e-6, local->name);
   if (!run_until_signal(signals, *local->engine)) exit_failed(server, *local->engine, signals);
   drain(server, clock, o.drain_timeout_s, signals);
@@ -175,6 +177,8 @@ void add_serve_command(CLI::App& app, int& exit_code) {
       ->capture_default_str();
   c.add_option("--drain-timeout", o.drain_timeout_s, "Seconds running requests get after SIGTERM")
       ->capture_default_str();
+  c.add_flag("--enable-profiling", o.server.profiling,
+             "With CUDA: let `vayu profile --url` record steps. Slows them while it does, and shows every key's load");
   c.add_option("--log-level", o.log_level, "trace, debug, info, warn, error or off")->capture_default_str();
   c.add_flag("--log-json", o.log_json, "One JSON object a log line");
   c.add_flag("--debug-hooks", o.server.debug_hooks, "Accept the test field vayu_debug; never in production");

@@ -138,9 +138,27 @@ HttpResponse Api::dispatch(const Route& route, const HttpRequest& request) {
     }
     case RouteId::kCompletions:
     case RouteId::kChat:
+    case RouteId::kProfile:
       break;
   }
-  return error_response(make_error(ErrorKind::kInternal, "This route generates."));
+  return error_response(make_error(ErrorKind::kInternal, "This route's answer is waited for."));
+}
+
+std::variant<std::unique_ptr<ProfileRun>, HttpResponse> Api::start_profile(const HttpRequest& request,
+                                                                           std::function<void()> wake) {
+  if (!config_.profiling) {
+    return status_response(403, "Profiling is off: start the server with --enable-profiling.");
+  }
+  const auto wanted = parse_profile(request.body);
+  if (!wanted.ok()) return error_response(wanted.error());
+  StepProfiler* profiler = attached()->model.profiler;
+  if (profiler == nullptr) {
+    return error_response(
+        make_error(ErrorKind::kUnsupported, "Profiling needs --device cuda; this server has no GPU."));
+  }
+  auto run = ProfileRun::open(*profiler, config_.model_names.front(), *wanted, std::move(wake));
+  if (run == nullptr) return status_response(409, "Another request is recording steps; one at a time.");
+  return run;
 }
 
 HttpResponse Api::page() const {

@@ -7,6 +7,7 @@
 
 #include "server/generation.h"
 #include "server/http_message.h"
+#include "server/profile_run.h"
 #include "server/prompt_builder.h"
 #include "server/routes.h"
 #include "server/server.h"
@@ -26,7 +27,7 @@ class Api {
   // kUnavailable before attach(), while draining and once the engine has failed.
   Status check_ready() const;
 
-  // Every route that does not generate. Some tokenise: see is_heavy().
+  // Every route that is answered at once. Some tokenise: see is_heavy().
   HttpResponse answer(const Route& route, const HttpRequest& request);
   // Whether the route's work belongs on a worker thread.
   static bool is_heavy(const Route& route);
@@ -40,6 +41,10 @@ class Api {
   using Outcome = std::variant<std::unique_ptr<Generation>, Failure>;
   Outcome generate(const Route& route, const HttpRequest& request, const std::atomic<bool>& gone,
                    std::function<void()> wake);
+
+  // Opens a window over the next steps; else the refusal.
+  std::variant<std::unique_ptr<ProfileRun>, HttpResponse> start_profile(const HttpRequest& request,
+                                                                        std::function<void()> wake);
 
   ServingMetrics& metrics() { return metrics_; }
   const ServerConfig& config() const { return config_; }

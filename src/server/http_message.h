@@ -32,7 +32,7 @@ int http_status(ErrorKind kind);
 // {"error": {message, type, param, code}} with the status of the error's kind; `code` may be empty.
 std::string error_json(const Error& error, int status, std::string_view code = {});
 HttpResponse error_response(const Error& error, std::string_view code = {});
-// For faults that HTTP has a status for and ErrorKind has not (405, 408, 415, 431).
+// For faults that HTTP has a status for and ErrorKind has not (403, 405, 408, 409, 415, 431).
 HttpResponse status_response(int status, std::string_view message);
 
 }  // namespace vayu::server

@@ -19,6 +19,7 @@ constexpr std::array kRoutes = {
     Route{RouteId::kChat, "POST", "/v1/chat/completions", false, true},
     Route{RouteId::kTokenize, "POST", "/tokenize", false, true},
     Route{RouteId::kDetokenize, "POST", "/detokenize", false, true},
+    Route{RouteId::kProfile, "POST", "/debug/profile", false, true},
 };
 
 int hex_digit(char c) {

@@ -22,7 +22,8 @@ enum class RouteId {
   kCompletions,
   kChat,
   kTokenize,
-  kDetokenize
+  kDetokenize,
+  kProfile
 };
 
 struct Route {

@@ -11,6 +11,7 @@
 #include "base/clock.h"
 #include "base/result.h"
 #include "core/engine_client.h"
+#include "core/step_profiler.h"
 #include "server/chat_format.h"
 #include "tokenizer/chat_template.h"
 #include "tokenizer/tokenizer.h"
@@ -40,6 +41,7 @@ struct ServerConfig {
   int socket_send_buffer_bytes = 0;  // > 0: SO_SNDBUF of connections
   ParserChoice parsers;              // how thinking and tool calls are found in answers
   bool debug_hooks = false;          // accept the body field vayu_debug
+  bool profiling = false;            // answer /debug/profile
 };
 
 struct ServedModel {
@@ -48,6 +50,7 @@ struct ServedModel {
   std::shared_ptr<const ChatTemplate> chat_template;  // null: /v1/chat/completions answers 400
   std::string bos_token;                              // text for the template; empty: from the tokenizer
   std::string eos_token;
+  StepProfiler* profiler = nullptr;  // of the engine's steps, and lives as long; null: they cannot be recorded
 };
 
 // Methods may be called from any thread.

@@ -75,6 +75,8 @@ class Session : public std::enable_shared_from_this<Session> {
   Awaitable<void> dispatch(HttpRequest request);
   Awaitable<void> serve_generation(HttpRequest request);
   Awaitable<void> write_stream(Generation& generation);
+  Awaitable<void> serve_profile(HttpRequest request);
+  Awaitable<HttpResponse> profile_response(ProfileRun& run);
   Awaitable<void> write_response(HttpResponse response);
   Awaitable<void> refuse(HttpResponse response);  // answers and closes, with unread bytes on the way
   Awaitable<bool> write(std::string bytes);

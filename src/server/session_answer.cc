@@ -14,6 +14,9 @@ namespace vayu::server {
 namespace asio = boost::asio;
 using std::chrono::milliseconds;
 
+constexpr milliseconds kProfilePoll(200);
+constexpr milliseconds kLastStep(10'000);  // for the steps under way when a recording ends early
+
 template <class Work>
 Session::Awaitable<std::invoke_result_t<Work>> Session::on_worker(size_t body_bytes, Work work) {
   using Value = std::invoke_result_t<Work>;
@@ -32,6 +35,7 @@ Session::Awaitable<std::invoke_result_t<Work>> Session::on_worker(size_t body_by
 
 Session::Awaitable<void> Session::dispatch(HttpRequest request) {
   if (Api::generates(*route_)) co_return co_await serve_generation(std::move(request));
+  if (route_->id == RouteId::kProfile) co_return co_await serve_profile(std::move(request));
   if (!Api::is_heavy(*route_)) co_return co_await write_response(context_.api.answer(*route_, request));
   const size_t bytes = request.body.size();
   // A named lambda: GCC 12 destroys the captures of one written inside co_await's operand twice.
@@ -111,6 +115,41 @@ Session::Awaitable<void> Session::write_stream(Generation& generation) {
   }
   keep_alive_ = false;
   gone_ = true;
+}
+
+// Clients may wait for the steps of others for minutes, so theirs is watched as that of a generation.
+Session::Awaitable<void> Session::serve_profile(HttpRequest request) {
+  start_watch();
+  auto start = [this, &request] { return context_.api.start_profile(request, waker()); };
+  auto started = co_await on_worker(request.body.size(), start);
+  HttpResponse response;
+  if (auto* refusal = std::get_if<HttpResponse>(&started)) {
+    response = std::move(*refusal);
+  } else {
+    response = co_await profile_response(*std::get<std::unique_ptr<ProfileRun>>(started));
+  }
+  co_await stop_watch();
+  if (!gone_) co_await write_response(std::move(response));
+  spdlog::info("request {}: {} {}", request_id_, route_->path, gone_ ? 0 : status_);
+}
+
+// Until the steps have run, time is up, nobody listens any more or the server shuts down.
+Session::Awaitable<HttpResponse> Session::profile_response(ProfileRun& run) {
+  using Clock = std::chrono::steady_clock;
+  const auto until = Clock::now() + run.timeout();
+  while (!run.done() && !gone_ && !context_.api.draining() && Clock::now() < until) {
+    const auto left = std::chrono::ceil<milliseconds>(until - Clock::now());
+    co_await wait_for_news(std::clamp(left, milliseconds(1), kProfilePoll));
+  }
+  auto end = [&run] {
+    run.end();
+    return true;
+  };
+  co_await on_worker(0, end);  // it fetches records
+  const auto last = Clock::now() + kLastStep;
+  while (!run.done() && !gone_ && Clock::now() < last) co_await wait_for_news(kProfilePoll);
+  auto respond = [&run] { return run.response(); };
+  co_return co_await on_worker(0, respond);
 }
 
 std::string Session::stream_header() const {

@@ -26,8 +26,8 @@ struct HostSpan {
 
 class KernelTrace {
  public:
-  // To be called before graphs are captured, so that their kernels are seen one by one. Errors: kUnsupported without
-  // CUPTI, with where it was looked for; kUnavailable with CUPTI's reason.
+  // To be called before graphs are captured, so that their kernels are seen one by one; again after a stop(), from any
+  // thread. Errors: kUnsupported without CUPTI, with where it was looked for; kUnavailable with CUPTI's reason.
   static Status start();
   static Status discard();  // what has been recorded so far
   // Everything since the last discard(), by start. The device must be idle.

@@ -119,7 +119,9 @@ Status KernelTrace::start() {
         "no CUPTI: libcupti.so.13 is neither on the library path nor under /usr/local/cuda; it comes with "
         "the CUDA toolkit");
   }
-  VAYU_RETURN_IF_ERROR(check(cupti.register_callbacks(buffer_wanted, buffer_full), "callbacks"));
+  static bool registered = false;
+  if (!registered) VAYU_RETURN_IF_ERROR(check(cupti.register_callbacks(buffer_wanted, buffer_full), "callbacks"));
+  registered = true;
   for (const CUpti_ActivityKind kind : kKinds) VAYU_RETURN_IF_ERROR(check(cupti.enable(kind), "activity records"));
   return {};
 }
