@@ -1,21 +1,26 @@
-// vayu bench kernels: every operator of a layer beside its ceiling, and beside what PyTorch takes for the same.
+// vayu bench kernels: every operator of a layer beside its ceiling, and with --baseline beside what PyTorch takes for
+// the same.
 #include "apps/bench_kernels.h"
 
+#include <cmath>
 #include <cstdio>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "apps/bench/kernel_baseline.h"
 #include "apps/commands.h"
+#include "apps/model_files.h"
 #include "apps/run_record.h"
 #include "model/geometries.h"
 
 namespace vayu {
 namespace {
 
+using bench::Baseline;
+using bench::KernelBaselines;
 using bench::KernelBenchResult;
 using bench::OperatorTime;
 using bench::ShapeResult;
-using nlohmann::json;
 using nlohmann::ordered_json;
 
 struct BenchKernelsFlags {
@@ -26,26 +31,13 @@ struct BenchKernelsFlags {
   std::string baseline_path;
 };
 
-struct Baseline {
-  double eager_us = 0;
-  double best_us = 0;
-};
-
-// tools/bench_layer_baseline.py writes {"shapes": {shape: {operator: {"eager_us", "best_us", ...}}}}.
-std::optional<Baseline> one_baseline(const json& file, const std::string& shape, const std::string& op) {
-  const json::json_pointer at("/shapes/" + shape + "/" + op);
-  if (!file.contains(at)) return std::nullopt;
-  const json& entry = file.at(at);
-  return Baseline{entry.value("eager_us", 0.0), entry.value("best_us", 0.0)};
-}
-
 // Where one launch of ours does the routed experts and the shared one, so does the sum.
-std::optional<Baseline> baseline_of(const json& file, const ShapeResult& shape, const std::string& op) {
-  auto found = one_baseline(file, shape.name, op);
+std::optional<Baseline> baseline_of(const KernelBaselines& baselines, const ShapeResult& shape, const std::string& op) {
+  auto found = baselines.find(shape.name, op);
   bool shared_apart = false;
   for (const OperatorTime& other : shape.operators) shared_apart |= other.name == "shared_expert";
   if (!found || op != "routed_experts" || shared_apart) return found;
-  if (const auto shared = one_baseline(file, shape.name, "shared_expert")) {
+  if (const auto shared = baselines.find(shape.name, "shared_expert")) {
     found->eager_us += shared->eager_us;
     found->best_us += shared->best_us;
   }
@@ -66,8 +58,8 @@ std::string baseline_columns(const std::optional<Baseline>& baseline, double us)
                      baseline->eager_us / us, baseline->best_us / us);
 }
 
-void print_shape(const ShapeResult& shape, const KernelBenchResult& result, const json& baselines) {
-  fmt::print("\n{}: {} tokens{}, {} experts touched\n", shape.name, shape.tokens,
+void print_shape(const ShapeResult& shape, const KernelBenchResult& result, const KernelBaselines& baselines) {
+  fmt::print("\n{}: {} tokens{}, {:.1f} experts touched a layer\n", shape.name, shape.tokens,
              shape.context > 0 ? fmt::format(" at context {}", shape.context) : "", shape.experts_touched);
   fmt::print("{:<16}{:>9}{:>10}{:>10}{:>14}{:>9}{}\n", "operator", "us", "MB", "GFLOP", "rate", "of peak",
              baselines.empty() ? "" : "  eager us  best us   over eager/best");
@@ -75,7 +67,7 @@ void print_shape(const ShapeResult& shape, const KernelBenchResult& result, cons
   for (const OperatorTime& op : shape.operators) {
     if (!op.in_layer && !outside) {
       outside = true;
-      const auto layer = one_baseline(baselines, shape.name, "layer");
+      const auto layer = baselines.find(shape.name, "layer");
       fmt::print("{:<16}{:>9.1f}\n", "sum", shape.sum_us);
       fmt::print("{:<16}{:>9.1f}{:43}{}\n", "layer", shape.layer_us, "", baseline_columns(layer, shape.layer_us));
     }
@@ -94,7 +86,7 @@ void put_baseline(ordered_json& out, const std::optional<Baseline>& baseline, do
   out["speedup"] = us > 0 ? baseline->best_us / us : 0;
 }
 
-ordered_json shape_json(const ShapeResult& shape, const KernelBenchResult& result, const json& baselines) {
+ordered_json shape_json(const ShapeResult& shape, const KernelBenchResult& result, const KernelBaselines& baselines) {
   ordered_json operators;
   for (const OperatorTime& op : shape.operators) {
     ordered_json& out = operators[op.name];
@@ -105,16 +97,16 @@ ordered_json shape_json(const ShapeResult& shape, const KernelBenchResult& resul
     put_baseline(out, baseline_of(baselines, shape, op.name), op.us);
   }
   ordered_json layer = {{"us", shape.layer_us}};
-  put_baseline(layer, one_baseline(baselines, shape.name, "layer"), shape.layer_us);
+  put_baseline(layer, baselines.find(shape.name, "layer"), shape.layer_us);
   return {{"tokens", shape.tokens},
           {"context", shape.context},
-          {"experts_touched", shape.experts_touched},
+          {"experts_touched", std::round(shape.experts_touched * 100) / 100},
           {"operators", std::move(operators)},
           {"sum_us", shape.sum_us},
           {"layer", std::move(layer)}};
 }
 
-Status write_json(const BenchKernelsFlags& flags, const KernelBenchResult& result, const json& baselines) {
+Status write_json(const BenchKernelsFlags& flags, const KernelBenchResult& result, const KernelBaselines& baselines) {
   ordered_json shapes;
   for (const ShapeResult& shape : result.shapes) shapes[shape.name] = shape_json(shape, result, baselines);
   const ordered_json out = {{"name", "bench_kernels"},
@@ -136,12 +128,11 @@ Status write_json(const BenchKernelsFlags& flags, const KernelBenchResult& resul
   return {};
 }
 
-Result<json> read_baselines(const std::string& path) {
-  if (path.empty()) return json::object();
-  std::ifstream file(path, std::ios::binary);
-  json parsed = json::parse(file, nullptr, /*allow_exceptions=*/false);
-  if (!parsed.is_object()) return make_error(ErrorKind::kIo, "--baseline {}: not a JSON object", path);
-  return parsed;
+Result<KernelBaselines> read_baselines(const BenchKernelsFlags& flags) {
+  if (flags.baseline_path.empty()) return KernelBaselines();
+  VAYU_ASSIGN_OR_RETURN(const ModelFiles files, open_model_files(flags.run.model, {.load_format = "dummy"}));
+  return KernelBaselines::read(flags.baseline_path, flags.run.model, files.recipe.config,
+                               flags.run.decode_rows.empty() ? 0 : flags.run.context);
 }
 
 Status bench_kernels(BenchKernelsFlags& flags) {
@@ -151,7 +142,7 @@ Status bench_kernels(BenchKernelsFlags& flags) {
   if (flags.run.prompts.empty() && flags.run.decode_rows.empty()) flags.run.prompts = {3584};
   flags.run.f8 = flags.dtype == "fp8";
   flags.run.kv_f8 = flags.kv_cache_dtype == "auto" ? flags.run.f8 : flags.kv_cache_dtype == "fp8";
-  VAYU_ASSIGN_OR_RETURN(const json baselines, read_baselines(flags.baseline_path));
+  VAYU_ASSIGN_OR_RETURN(const KernelBaselines baselines, read_baselines(flags));
   VAYU_ASSIGN_OR_RETURN(const KernelBenchResult result, bench::measure_kernels(flags.run));
   fmt::print("{}: read {:.0f} GB/s, copy {:.0f} GB/s; {} {} weights, {} KV; medians, cold second-level cache\n",
              result.device, result.memory.read_gb_s, result.memory.copy_gb_s, flags.run.model, flags.dtype,
@@ -182,7 +173,9 @@ void add_bench_kernels_command(CLI::App& bench, int& exit_code) {
       ->check(CLI::IsMember({"auto", "fp8", "bf16"}));
   kernels->add_option("--seed", flags->run.seed, "Of the weights");
   kernels->add_option("--json", flags->json_path, "Write all figures to this file");
-  kernels->add_option("--baseline", flags->baseline_path, "What tools/bench_layer_baseline.py wrote on this machine");
+  kernels->add_option(
+      "--baseline", flags->baseline_path,
+      "What tools/bench_layer_baseline.py wrote on this machine for the same model and context: adds its columns");
   kernels->callback([flags, &exit_code] {
     const Status status = bench_kernels(*flags);
     if (status.ok()) return;

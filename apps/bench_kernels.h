@@ -44,8 +44,8 @@ struct OperatorTime {
 struct ShapeResult {
   std::string name;  // prefill_3584, decode_32
   int32_t tokens = 0;
-  int32_t context = 0;  // of a decode row
-  int32_t experts_touched = 0;
+  int32_t context = 0;         // of a decode row
+  double experts_touched = 0;  // mean of the layers and steps whose experts are timed
   std::vector<OperatorTime> operators;
   double layer_us = 0;  // one of several layers back to back in a graph
   double sum_us = 0;    // of the operators in a layer, each alone with a cold cache

@@ -46,8 +46,10 @@ class OperatorTimer final : public model::StepObserver {
     ops::read_memory_cuda(stream, flush_.data(), flush_.bytes());
     timers_[used_].begin(stream);
   }
-  void end(StepOperator, int32_t, ops::CudaStream stream) override {
-    if (on) timers_[used_++].end(stream);
+  void end(StepOperator op, int32_t, ops::CudaStream stream) override {
+    if (!on) return;
+    timers_[used_++].end(stream);
+    if (op == StepOperator::kRoutedExperts) count_touched(stream);
   }
   // Once the stream is done.
   void collect() {
@@ -55,20 +57,38 @@ class OperatorTimer final : public model::StepObserver {
     used_ = 0;
     ops_.clear();
   }
+  Status status() const { return status_; }
+  double mean_touched() const { return layers_ > 0 ? touched_ / layers_ : 0; }
   double median_us(StepOperator op) const { return median(samples_[static_cast<int>(op)]); }
   bool measured(StepOperator op) const { return !samples_[static_cast<int>(op)].empty(); }
   void clear() {
     for (auto& samples : samples_) samples.clear();
+    touched_ = layers_ = 0;
   }
 
   bool on = false;
+  const model::DeviceModel* model = nullptr;  // whose steps these are
 
  private:
+  // Waits for the stream; the operator behind is timed behind the emptying of the cache, which hides that.
+  void count_touched(ops::CudaStream stream) {
+    const Result<int32_t> touched = model->experts_touched(stream);
+    if (!touched.ok()) {
+      status_ = touched.error();
+      return;
+    }
+    touched_ += *touched;
+    ++layers_;
+  }
+
   ops::DeviceMemory flush_;
   std::vector<ops::StreamTimer> timers_;
   std::vector<StepOperator> ops_;
   size_t used_ = 0;
   std::array<std::vector<double>, model::kNumStepOperators> samples_;
+  double touched_ = 0;  // experts, over all layers and steps that were timed
+  double layers_ = 0;
+  Status status_;
 };
 
 struct StepSizes {
@@ -203,6 +223,7 @@ class KernelBench {
                                                             .max_context = longest() + kPageSize,
                                                             .pool = &pool,
                                                             .observer = &timer_}));
+    timer_.model = model_.get();
     VAYU_ASSIGN_OR_RETURN(samples_, ops::DeviceSampleTable::create({.max_samples = most_rows(),
                                                                     .max_edited_rows = 1,
                                                                     .vocab_size = model_->config().vocab_size,
@@ -225,7 +246,7 @@ class KernelBench {
   Result<ShapeResult> measure(StepBatch& batch, int32_t context) {
     VAYU_RETURN_IF_ERROR(time_operators(batch));
     ShapeResult shape{.tokens = batch.batch().num_tokens(), .context = context};
-    VAYU_ASSIGN_OR_RETURN(shape.experts_touched, model_->experts_touched(stream_));
+    shape.experts_touched = timer_.mean_touched();
     collect(batch.batch(), shape);
     VAYU_RETURN_IF_ERROR(add_sampling(batch.batch(), shape));
     Status failed;
@@ -248,6 +269,7 @@ class KernelBench {
       timer_.on = false;
       VAYU_RETURN_IF_ERROR(launched);
       VAYU_RETURN_IF_ERROR(ops::synchronize(stream_));
+      VAYU_RETURN_IF_ERROR(timer_.status());
       timer_.collect();
     }
     return {};
@@ -256,7 +278,7 @@ class KernelBench {
   void collect(const Batch& batch, ShapeResult& shape) const {
     StepSizes sizes{.tokens = static_cast<double>(batch.num_tokens()),
                     .logits = static_cast<double>(batch.num_logits()),
-                    .touched = static_cast<double>(shape.experts_touched)};
+                    .touched = shape.experts_touched};
     for (int32_t r = 0; r < batch.num_rows(); ++r) {
       const double count = batch.qo_indptr[r + 1] - batch.qo_indptr[r], length = batch.kv_lens[r];
       sizes.keys += count * length - count * (count - 1) / 2;

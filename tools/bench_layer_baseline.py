@@ -18,9 +18,15 @@ import torch
 import torch._dynamo
 import torch.nn.functional as F
 
+MODEL = "sarvam-30b"
 HIDDEN, Q_HEADS, KV_HEADS, HEAD_DIM = 4096, 64, 4, 64
 EXPERTS, TOP_K, FFN, DENSE_FFN, VOCAB = 128, 6, 1024, 8192, 262144
 QKV = (Q_HEADS + 2 * KV_HEADS) * HEAD_DIM
+# What `vayu bench kernels --baseline` compares with its own model, name by name.
+GEOMETRY = {
+    "hidden": HIDDEN, "q_heads": Q_HEADS, "kv_heads": KV_HEADS, "head_dim": HEAD_DIM, "experts": EXPERTS, "top_k": TOP_K,
+    "expert_ffn": FFN, "dense_ffn": DENSE_FFN, "vocab": VOCAB,
+}  # fmt: skip
 EPS = 1e-6
 BF16, F8 = torch.bfloat16, torch.float8_e4m3fn
 
@@ -300,7 +306,7 @@ def main():
             shapes[name] = measure(Layer(weights, rows, args.context), timer, for_decode)
     out = json.dumps(
         {"hardware": torch.cuda.get_device_name(), "torch": torch.__version__, "command": " ".join(sys.argv),
-         "context": args.context, "shapes": shapes}, indent=1)  # fmt: skip
+         "model": MODEL, "geometry": GEOMETRY, "context": args.context, "shapes": shapes}, indent=1)  # fmt: skip
     if args.json == "-":
         print(out)
     else:
