@@ -179,7 +179,7 @@ class DeviceModelImpl final : public DeviceModel {
                           .decode_only = true};
     buffers_.clear_inputs();
     VAYU_RETURN_IF_ERROR(buffers_.upload(stream));
-    launch_device_step(context(), shape, stream);  // once outside, so that every kernel is loaded
+    launch_device_step(context(), shape, stream);  // once outside: capturing loads no kernel that is not there
     VAYU_RETURN_IF_ERROR(ops::last_launch("first decode step"));
     VAYU_RETURN_IF_ERROR(ops::synchronize(stream));
     Graph graph{rows, max_context, nullptr};

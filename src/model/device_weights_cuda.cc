@@ -130,6 +130,7 @@ Result<DeviceWeights> load_device_weights(const loader::Checkpoint& checkpoint, 
   };
   DeviceWeights weights;
   VAYU_ASSIGN_OR_RETURN(weights.owned, load_weights(checkpoint, recipe, options));
+  VAYU_RETURN_IF_ERROR(staging->failure());
   VAYU_RETURN_IF_ERROR(place_small(weights, recipe));
   weights.embedding = view_of(weights.owned.embedding);
   weights.head = weights.owned.head ? view_of(weights.owned.head) : weights.embedding;

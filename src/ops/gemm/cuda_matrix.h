@@ -66,7 +66,8 @@ inline int64_t device_matrix_bytes(const CudaMatrixShape& shape, int64_t rows) {
 }
 
 // What rows go through on their way into matrices: places that the threads which fill them take in turn. All is taken
-// when it is made, so that filling cannot fail for want of memory.
+// when it is made, so that filling cannot fail for want of memory. What else fails on the way, as where the device is
+// lost, is kept here: Matrix::fill has no result.
 class WeightStaging {
  public:
   static constexpr int64_t kPlaceBytes = int64_t{8} << 20;  // of device memory, and as much pinned memory
@@ -79,6 +80,9 @@ class WeightStaging {
   WeightStaging(const WeightStaging&) = delete;
   WeightStaging& operator=(const WeightStaging&) = delete;
   ~WeightStaging();
+
+  void keep(Status outcome);  // the first failure stays
+  Status failure() const;     // ok: all rows are in place
 
   // A place for as long as this lives; waits until one is free.
   class Lease {
@@ -99,7 +103,8 @@ class WeightStaging {
   void give_back(const Place* place);
 
   std::vector<Place> places_;
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
+  Status failure_;
   std::condition_variable freed_;
   std::vector<const Place*> free_;
 };
@@ -108,7 +113,8 @@ class CudaMatrix : public Matrix {
  public:
   // Parts in BF16, of a matrix in FP8 with a scale a row quantised as they come; or in E4M3, filled with fill_scaled
   // (blocks: all parts, their 64-row blocks whole in the device's matrix; cols a multiple of kScaleGroup).
-  // `staging` must live until the matrix is filled; null: the matrix has one of its own.
+  // `staging` must live until the matrix is filled, and says whether that failed; null: the matrix has one of its own,
+  // and a failure ends the process.
   // Errors: kResourceExhausted with the bytes.
   static Result<std::unique_ptr<Matrix>> create(const CudaMatrixShape& shape, std::span<const PartShape> parts,
                                                 WeightStaging* staging = nullptr);

@@ -14,8 +14,6 @@ namespace {
 
 using Upload = WeightStaging::Place;
 
-void expect_ok(const Status& status) { VAYU_CHECK(status.ok(), "weights: {}", status.error().message); }
-
 // Rows of `stored` bytes to rows of `width`, zeros behind.
 void widen_rows(const std::byte* source, int64_t count, int64_t stored, int64_t width, std::byte* out) {
   for (int64_t r = 0; r < count; ++r) {
@@ -63,13 +61,13 @@ class CudaMatrixImpl final : public CudaMatrix {
       widen_rows(static_cast<const std::byte*>(data) + done * stored, count, stored, width, upload.host.data());
       const int64_t row = first_rows_[part] + first_row + done;
       if (view_.is_f8()) {
-        expect_ok(copy_to_device(upload.device.data(), upload.host.data(), count * width, upload.stream));
+        keep(copy_to_device(upload.device.data(), upload.host.data(), count * width, upload.stream));
         for_runs(row, count, [&](int64_t at, int64_t place, int64_t run) {
           quantize(upload.stream, upload.device.data() + at * width, place, run);
         });
       } else {
         for_runs(row, count, [&](int64_t at, int64_t place, int64_t run) {
-          expect_ok(copy_to_device(rows_at(place), upload.host.data() + at * width, run * width, upload.stream));
+          keep(copy_to_device(rows_at(place), upload.host.data() + at * width, run * width, upload.stream));
         });
       }
       land(upload);
@@ -84,7 +82,7 @@ class CudaMatrixImpl final : public CudaMatrix {
       widen_rows(static_cast<const std::byte*>(codes) + done * cols_, count, cols_, width, upload.host.data());
       auto* staged = reinterpret_cast<float*>(upload.host.data() + count * width);
       for_runs(first_rows_[part] + first_row + done, count, [&](int64_t at, int64_t place, int64_t run) {
-        expect_ok(copy_to_device(rows_at(place), upload.host.data() + at * width, run * width, upload.stream));
+        keep(copy_to_device(rows_at(place), upload.host.data() + at * width, run * width, upload.stream));
         staged = put_scales(upload.stream, scales + (done + at) * unit_scales_, place, run, staged);
       });
       land(upload);
@@ -151,15 +149,20 @@ class CudaMatrixImpl final : public CudaMatrix {
       std::copy_n(given + row * unit_scales_, unit_scales_, staged + count * unit_scales_);
     }
     if (count == 0) return staged;
-    expect_ok(copy_to_device(scales() + first_unit * unit_scales_, staged,
-                             count * unit_scales_ * int64_t{sizeof(float)}, stream));
+    keep(copy_to_device(scales() + first_unit * unit_scales_, staged, count * unit_scales_ * int64_t{sizeof(float)},
+                        stream));
     return staged + count * unit_scales_;
   }
 
+  void keep(Status outcome) const {
+    VAYU_CHECK(outcome.ok() || !own_staging_, "weights: {}", outcome.error().message);
+    staging_->keep(std::move(outcome));
+  }
+
   // Waits until what was staged is in place.
-  static void land(const Upload& upload) {
-    expect_ok(last_launch("weights"));
-    expect_ok(synchronize(upload.stream));
+  void land(const Upload& upload) const {
+    keep(last_launch("weights"));
+    keep(synchronize(upload.stream));
   }
 
   WeightStaging* staging_;
@@ -190,6 +193,17 @@ WeightStaging::~WeightStaging() {
   for (const Place& place : places_) {
     if (place.stream != nullptr) destroy_stream(place.stream);
   }
+}
+
+void WeightStaging::keep(Status outcome) {
+  if (outcome.ok()) return;
+  const std::lock_guard lock(mutex_);
+  if (failure_.ok()) failure_ = std::move(outcome);
+}
+
+Status WeightStaging::failure() const {
+  const std::lock_guard lock(mutex_);
+  return failure_;
 }
 
 const WeightStaging::Place* WeightStaging::take() {

@@ -152,6 +152,41 @@ TEST(CudaMatrixCuda, PartsInBf16AreQuantisedBesideCodes) {
   EXPECT_EQ(read_back<float>(view.scales, view.rows), scales);
 }
 
+// Needs no device.
+TEST(CudaMatrixCuda, StagingKeepsTheFirstFailure) {
+  WeightStaging staging;
+  staging.keep({});
+  EXPECT_TRUE(staging.failure().ok());
+  for (const char* what : {"first", "second"}) staging.keep(make_error(ErrorKind::kUnavailable, "{}", what));
+  staging.keep({});
+  ASSERT_FALSE(staging.failure().ok());
+  EXPECT_EQ(staging.failure().error().message, "first");
+}
+
+// Places are taken by more threads than there are.
+TEST(CudaMatrixCuda, ThreadsTakeTheirTurn) {
+  VAYU_NEEDS_DEVICE();
+  TestRandom random;
+  const Case c{WeightScale::kRow, {640}, 256};
+  const Content content = random_content(random, c);
+  const std::vector<PartShape> parts = {{DataFormat::kF8E4M3, c.rows(), "w"}};
+  const auto staging = std::move(WeightStaging::create(2)).value();
+  const auto matrix = std::move(CudaMatrix::create({c.scale, c.cols, 0, false}, parts, staging.get())).value();
+  std::vector<std::thread> threads;
+  for (int64_t first = 0; first < c.rows(); first += c.rows() / 8) {
+    threads.emplace_back([&, first] {
+      for (int64_t row = first; row < first + c.rows() / 8; row += kFillRows) {
+        matrix->fill_scaled(0, row, kFillRows, &content.codes[row * c.cols], &content.scales[row]);
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_TRUE(staging->failure().ok());
+  const DeviceMatrix& view = device_view(*matrix);
+  EXPECT_EQ(read_back<uint8_t>(view.data, view.rows * view.cols), content.codes);
+  EXPECT_EQ(read_back<float>(view.scales, view.rows), content.scales);
+}
+
 TEST(CudaMatrixCuda, Bf16StaysAsItIs) {
   VAYU_NEEDS_DEVICE();
   TestRandom random;
