@@ -18,6 +18,7 @@
 #include "model/registry.h"
 #include "model/testing/batch_builder.h"
 #include "model/testing/golden.h"
+#include "model/testing/row_errors.h"
 #include "ops/cpu/thread_pool.h"
 #include "ops/cuda/cuda_test_util.h"
 
@@ -314,7 +315,17 @@ TEST_P(DenseModels, AreTheCpusHoweverTheyAreCut) {
   }
 }
 
-// Experts may change where two scores nearly tie, which moves whole rows: the median row must agree.
+// Where two scores of a router nearly tie, another expert may be taken, which moves the row and, through its keys, rows
+// behind it. Of the CPU's own models, with noise on their weights that moves a dense model as BF16 or FP8 does, the
+// rows' errors are then (40 prompts of each model, the largest of all):
+//   median 0.03 and 0.17, 90th percentile 0.12 and 0.27, worst row 0.59 and 0.58
+// so at most a tenth of the rows may be beyond these bounds, which are a third or more above that, and none further
+// than a row of something else (row_errors.h).
+struct ExpertBounds {
+  double median, percentile90, worst;
+};
+constexpr ExpertBounds kBf16Experts{0.04, 0.2, 0.9}, kF8Experts{0.25, 0.4, 0.9};
+
 class Experts : public OneVariant {};
 INSTANTIATE_TEST_SUITE_P(DeviceModelCuda, Experts,
                          ::testing::Values("sarvam_moe_base", "sarvam_moe_experts128", "sarvam_mla_flat"),
@@ -327,15 +338,18 @@ TEST_P(Experts, AgreeWithTheCpus) {
   const auto tokens = random_tokens(random, 300, config.at("vocab_size"));
   const Logits want = run_cpu(config, tokens);
   for (const Variant& setup : {Variant{.graphs = true}, Variant{.f8 = true, .graphs = true}}) {
+    const ExpertBounds& bounds = setup.f8 ? kF8Experts : kBf16Experts;
     Runner runner(config, setup);
     for (const int32_t chunk : {300, 64, 1}) {
       const Logits got = run_in_chunks(runner, tokens, chunk);
-      std::vector<double> means;
-      for (size_t t = 0; t < got.size(); ++t) means.push_back(compare({got[t]}, {want[t]}).mean);
-      std::sort(means.begin(), means.end());
-      std::printf("MODEL %s %s chunk %d: median row %.4f worst %.4f\n", GetParam(), setup.f8 ? "f8" : "bf16", chunk,
-                  means[means.size() / 2], means.back());
-      EXPECT_LT(means[means.size() / 2], setup.f8 ? 0.3 : 0.04) << chunk;
+      const testing::RowErrors errors = testing::row_errors(got, want);
+      std::printf("MODEL %s %s chunk %d: median row %.4f p90 %.4f worst %.4f\n", GetParam(), setup.f8 ? "f8" : "bf16",
+                  chunk, errors.median, errors.percentile90, errors.worst);
+      EXPECT_EQ(errors.not_finite, 0) << chunk;
+      EXPECT_LT(errors.median, bounds.median) << chunk;
+      EXPECT_LT(errors.worst, bounds.worst) << chunk;
+      if (got.size() < tokens.size()) continue;  // 20 rows
+      EXPECT_LT(errors.percentile90, bounds.percentile90) << chunk;
     }
   }
 }

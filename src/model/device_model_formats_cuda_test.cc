@@ -15,6 +15,7 @@
 #include "model/testing/batch_builder.h"
 #include "model/testing/f8_checkpoint.h"
 #include "model/testing/golden.h"
+#include "model/testing/row_errors.h"
 #include "ops/cpu/thread_pool.h"
 #include "ops/cuda/cuda_test_util.h"
 
@@ -126,31 +127,19 @@ Logits run_cpu(const Json& config, const loader::Checkpoint& checkpoint, const s
   return rows;
 }
 
-// Mean |a - b| of a row over the rms of b, of the median row: with experts a near tie moves whole rows.
-double median_error(const Logits& a, const Logits& b) {
-  std::vector<double> rows;
-  for (size_t t = 0; t < a.size(); ++t) {
-    double sum = 0, squares = 0;
-    for (size_t v = 0; v < a[t].size(); ++v) {
-      const double error = std::fabs(double{a[t][v]} - b[t][v]);
-      sum += std::isfinite(error) ? error : 1e30;
-      squares += double{b[t][v]} * b[t][v];
-    }
-    const auto count = static_cast<double>(a[t].size());
-    rows.push_back(sum / count / std::sqrt(squares / count));
-  }
-  std::sort(rows.begin(), rows.end());
-  return rows[rows.size() / 2];
-}
-
 std::vector<int32_t> random_tokens(TestRandom& random, int64_t count, int32_t vocab) {
   std::vector<int32_t> tokens(count);
   for (int32_t& t : tokens) t = static_cast<int32_t>(random.integer(0, vocab - 1));
   return tokens;
 }
 
-// Activations in FP8 against the CPU's in float. The weights are the same.
-constexpr double kF8Dense = 0.15, kF8Moe = 0.3;
+// Activations in FP8 against the CPU's in float; the weights are the same. Rows of a dense model differ by a third
+// either way; where a router's scores nearly tie another expert moves whole rows (Experts in
+// device_model_cuda_test.cc).
+struct RowBounds {
+  double median, percentile90, worst;
+};
+constexpr RowBounds kF8Dense{0.15, 0.2, 0.3}, kF8Moe{0.3, 0.4, 0.9};
 
 // A prompt in tiles, chunks that stream weights, and tokens one by one, from graphs.
 void expect_cpus_logits(const Json& config, const loader::Checkpoint& checkpoint, const DeviceModelOptions& options,
@@ -160,13 +149,20 @@ void expect_cpus_logits(const Json& config, const loader::Checkpoint& checkpoint
   const Logits want = run_cpu(config, checkpoint, tokens);
   Device device(config, checkpoint, options, !ops::short_tests());
   const bool moe = config.contains("num_experts") && !config.at("num_experts").is_null();
+  const RowBounds& bounds = moe ? kF8Moe : kF8Dense;
   for (const int32_t chunk : {200, 40, 1}) {
     const auto count = static_cast<int64_t>(chunk == 1 ? unless_short(40, 8) : tokens.size());
     const Logits got = device.run({tokens.begin(), tokens.begin() + count}, chunk);
-    const double error = median_error(got, want);
-    std::printf("MODEL formats %s chunk %d: median row %.4f\n", name.c_str(), chunk, error);
-    EXPECT_LT(error, moe ? kF8Moe : kF8Dense) << name << " chunk " << chunk;
-    EXPECT_GT(error, 1e-5) << name;
+    const testing::RowErrors errors = testing::row_errors(got, want);
+    std::printf("MODEL formats %s chunk %d: median row %.4f p90 %.4f worst %.4f\n", name.c_str(), chunk, errors.median,
+                errors.percentile90, errors.worst);
+    SCOPED_TRACE(name + ", chunk " + std::to_string(chunk));
+    EXPECT_EQ(errors.not_finite, 0);
+    EXPECT_LT(errors.median, bounds.median);
+    EXPECT_LT(errors.worst, bounds.worst);
+    EXPECT_GT(errors.median, 1e-5);
+    if (got.size() < 40) continue;
+    EXPECT_LT(errors.percentile90, bounds.percentile90);
   }
 }
 
