@@ -98,7 +98,7 @@ void check_search(const std::vector<Bf16>& x, int64_t stride, int64_t num_rows, 
 TEST(QuantizeRowsCuda, SearchMatchesReference) {
   VAYU_NEEDS_DEVICE();
   TestRandom random;
-  for (int64_t cols : {16, 48, 256, 576, 4096, 4112, 16384}) {
+  for (int64_t cols : {16, 48, 256, 576, 4096, 4112, 16384, 28672}) {
     const int64_t num_rows = unless_short(cols > 1000 ? 10 : 60, 5), stride = cols + 8 * random.integer(0, 3);
     check_search(random_bf16(random, num_rows * stride, 0.02f), stride, num_rows, cols);
   }
