@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "loader/json_config.h"
+#include "model/dummy_checkpoint.h"
 #include "model/geometries.h"
 #include "model/latent_plan.h"
 #include "model/registry.h"
@@ -234,6 +235,40 @@ TEST(DeviceLimits, TheEdgeIsTakenAndTheNextIsNamed) {
     EXPECT_NE(refused.error().message.find(edge.said), std::string::npos)
         << edge.said << ": " << refused.error().message;
     EXPECT_FALSE(refused.error().field.empty()) << refused.error().message;
+  }
+}
+
+// The same from a config.json, as --hf-overrides may change it, with the formats that its tensors get.
+TEST(DeviceLimits, WhatAFileAsksForIsNamed) {
+  struct Asked {
+    const char* geometry;
+    Json overrides;
+    const char* said;
+  };
+  const Asked all[] = {
+      {"sarvam-30b", {{"num_experts", 512}}, "num_experts is 512"},
+      {"sarvam-30b", {{"num_experts_per_tok", 20}}, "num_experts_per_tok is 20"},
+      {"sarvam-30b", {{"n_group", 64}, {"topk_group", 32}}, "n_group is 64"},
+      {"sarvam-30b", {{"vocab_size", 600000}}, "vocab_size is 600000"},
+      {"sarvam-30b", {{"hidden_size", 16448}}, "hidden_size is 16448"},
+      {"sarvam-30b", {{"num_shared_experts", 64}, {"moe_shared_expert_intermediate_size", 1 << 20}}, "is 67108864"},
+      {"sarvam-30b", {{"num_attention_heads", 68}}, "num_attention_heads is 68"},
+      {"sarvam-30b", {{"partial_rotary_factor", 0.375}}, "rotary_dim 24"},
+      {"sarvam-105b", {{"partial_rotary_factor", 0.5}}, "rotary_dim 32 of qk_rope_head_dim 64"},
+      {"sarvam-105b", {{"v_head_dim", 512}}, "v_head_dim 512 is 32768"},
+  };
+  for (const Asked& asked : all) {
+    const Json json = laid_over(Json::parse(find_geometry(asked.geometry)->config_json), asked.overrides);
+    const auto parsed = loader::JsonConfig::parse(json.dump(), "config.json");
+    auto recipe = recipe_of(**parsed);
+    ASSERT_TRUE(recipe.ok()) << asked.said << ": " << recipe.error().message;
+    Subject subject{.config = recipe->config};
+    const auto formats = DeviceFormats::plan(*dummy_checkpoint(*recipe, 1, "dummy"), *recipe, subject.options);
+    ASSERT_TRUE(formats.ok()) << asked.said << ": " << formats.error().message;
+    subject.inputs = formats->inputs();
+    const Status refused = subject.check();
+    ASSERT_FALSE(refused.ok()) << asked.said;
+    EXPECT_NE(refused.error().message.find(asked.said), std::string::npos) << refused.error().message;
   }
 }
 
