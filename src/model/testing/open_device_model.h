@@ -5,6 +5,7 @@
 #include <cuda_runtime.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <limits>
 #include <map>
 #include <utility>
@@ -110,6 +111,7 @@ class OpenDeviceModel {
     poison(a.q_latent, tokens * c.num_q_heads * c.head_dim * bf16);
     poison(a.latent_out, tokens * c.num_q_heads * c.mla.latent_dim * bf16);
     poison(a.attention, tokens);
+    poison(a.gate_up, 2 * kStreamRows * std::max(a.mlp.f8.cols, a.mlp.bf16.cols) * bf16);
     poison(a.mlp, tokens);
     poison(a.expert_ids, pairs * 4);
     poison(a.expert_weights, pairs * 4);
@@ -159,6 +161,7 @@ class OpenDeviceModel {
   // The device's lists are constant to all but their owner.
   template <class T>
   void set(const T* device, const std::vector<T>& values) {
+    if (values.empty()) return;
     const auto bytes = static_cast<int64_t>(values.size() * sizeof(T));
     expect_ok(ops::copy_to_device(const_cast<T*>(device), values.data(), bytes, stream_));
     expect_ok(ops::synchronize(stream_));
