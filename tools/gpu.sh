@@ -8,13 +8,13 @@
 # --packed: with the build-gpu/pack.tar.xz that is there; without --host nothing is fetched then. STEP, all by default, in this order:
 #   tests sanitize fault speed     tools/gpu_proof.sh       kernels steps profile     tools/gpu_kernels.sh
 #   sla                            tools/gpu_sla.sh         smollm2 fp8_parts e2e     tools/gpu_smollm2.sh
-#   peers                          bench/peers.py
+#   sarvam_tiny                    bench/sarvam_tiny.py     peers                     bench/peers.py
 # There it takes a driver, bash, tar, xz, python3, compute-sanitizer (sanitize) and PyTorch (kernels, peers).
 # VAYU_GPU_SSH: a command in place of ssh, called with the machine and one line of shell. OUT: in place of build-gpu/out, which is emptied.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 . tools/pins.sh
-ALL=(tests sanitize fault speed kernels steps profile sla smollm2 fp8_parts e2e peers)
+ALL=(tests sanitize fault speed kernels steps profile sla smollm2 fp8_parts e2e sarvam_tiny peers)
 host='' dir=vayu-gpu packed=no steps=()
 usage() { sed -n '2,15p' "$0" >&2; exit 2; }
 
@@ -64,6 +64,8 @@ run_step() {
     smollm2) tools/gpu_smollm2.sh run ;;
     fp8_parts) tools/gpu_smollm2.sh fp8 ;;
     e2e) tools/gpu_smollm2.sh e2e ;;
+    sarvam_tiny)
+      . tools/gpu_env.sh && python3 bench/sarvam_tiny.py --devices cpu cuda --vayu build-gpu/bin/vayu --out "$OUT/h200_sarvam_tiny.json" ;;
     peers) . tools/gpu_env.sh && unset LD_LIBRARY_PATH && python3 bench/peers.py --json "$OUT/h200_peers.json" ;;
   esac
 }

@@ -5,7 +5,7 @@
 #                                  COMPILE=none, prefill or all: for which shapes torch.compile is tried, a minute each)
 #   tools/gpu_kernels.sh steps     `vayu bench steps` of sarvam-30b in FP8 and BF16 and of sarvam-105b in FP8: decode at 1, 8, 32
 #                                  and 64 (105b: 1 and 8) rows, one prompt of 3,584 tokens; of 105b also with absorbed prompts
-#   tools/gpu_kernels.sh profile   `vayu profile`: kernels of such steps through CUPTI
+#   tools/gpu_kernels.sh profile   `vayu profile`: kernels of such steps through CUPTI, and of a server's under 32 conversations
 #   tools/gpu_kernels.sh           all of it
 # Tables and JSON go to $OUT (default build-gpu/out), files for bench/results/ among them; COMMIT names the commit.
 # DTYPES=fp8 leaves BF16 out.
@@ -48,11 +48,34 @@ some_profile() {
     --json "$OUT/profile_$1.json" 2>&1 | tee "$OUT/profile_$1.txt" || failed=1
 }
 
+# Steps of a server: PORT.
+serving_profile() {
+  local url=http://127.0.0.1:$1 begin=$SECONDS server load
+  $VAYU serve sarvam-30b --load-format dummy $(flags_of fp8) --max-num-seqs 32 --max-model-len 8192 --max-num-batched-tokens 1280 \
+    --disable-prefix-cache --enable-profiling --log-level warn --port "$1" >"$OUT/profile_serving.log" 2>&1 &
+  server=$!
+  until python3 -c "import urllib.request; urllib.request.urlopen('$url/ready', timeout=2)" 2>/dev/null; do
+    if ! kill -0 $server 2>/dev/null || [ $((SECONDS - begin)) -gt 120 ]; then break; fi
+    sleep 0.2
+  done
+  $VAYU bench serve --url "$url" --concurrency 32 --num-requests 192 --input-len 3584 --output-len 128 --no-progress \
+    >>"$OUT/profile_serving.log" 2>&1 &
+  load=$!
+  sleep 3 # all of it takes eight
+  $VAYU profile --url "$url" --steps 60 --timeout 60 --trace "$OUT/profile_serving.trace.json" --json "$OUT/profile_serving.json" \
+    2>&1 | tee "$OUT/profile_serving.txt" || failed=1
+  wait $load || failed=1
+  kill $server 2>/dev/null
+  wait $server || failed=1
+  [ $failed = 0 ] || tail -5 "$OUT/profile_serving.log"
+}
+
 profile() {
   some_profile decode sarvam-30b --decode 32 --context 3650 --steps 4
   some_profile mixed sarvam-30b --decode 32 --context 3650 --prompts 512 --steps 4
   some_profile prompt sarvam-30b --prompts 3584 --steps 2
   some_profile 105b_prompt sarvam-105b --prompts 3584 --steps 2
+  serving_profile 8137
 }
 
 case "${1:-all}" in

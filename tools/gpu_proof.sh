@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # The proof of the CUDA backend, on a machine with a Hopper GPU, from the root of the tree after tools/gpu_pack.sh:
 #   tools/gpu_proof.sh tests [FILTER]     every op against its reference and whole models against oracle and CPU
-#   tools/gpu_proof.sh sanitize [FILTER]  the same under compute-sanitizer: memcheck for all, racecheck for the ops; 5 min
+#   tools/gpu_proof.sh sanitize [FILTER]  under compute-sanitizer, at smaller sizes: memcheck, then racecheck for the ops; 5 min. What is
+#                                         left out, and why: NOT_RACED and ALONE in tools/gpu_tests.py, by name in the results
 #   tools/gpu_proof.sh fault              a device that is lost under load: requests fail with the reason, the process ends; 30 s
 #   tools/gpu_proof.sh speed [FILTER]     the time of every op beside its ceiling
 # Logs and counts go to $OUT (default build-gpu/out); tools/gpu_results.py makes h200_proof.json of the counts.

@@ -32,7 +32,7 @@ OPS_NOTES = (
 # Steps of vayu bench steps by file, as they are called in h200_model.json; the last is not needed for it.
 STEPS = {"fp8": ("h200_steps", "fp8"), "bf16": ("h200_steps_bf16", "bf16"), "105b_fp8": ("h200_steps_105b", "mla_fp8"),
          "105b_fp8_absorbed": ("h200_steps_105b_absorbed", "mla_fp8_absorbed")}
-PROFILES = ("decode", "mixed", "prompt", "105b_prompt")
+PROFILES = ("decode", "mixed", "prompt", "105b_prompt", "serving")
 # Kernels of a prompt with latent attention, for h200_model.json.
 PROMPT_PARTS = {"f8_gemm": r"^gemm_kernel<.*F8Products", "expand": r"^gemm_kernel<.*Bf16Products", "attention": r"^mla_prefill_kernel"}
 
@@ -257,9 +257,9 @@ def write_profiles(folder):
                 key = f"{what}_{slug(kernel['name'].replace('vayu::ops::', ''))}_us"
                 metrics[key] = round(metrics.get(key, 0) + kernel["own_us"], 1)
     source = {"hardware": "one " + next(iter(found.values()))["hardware"], "command": "tools/gpu_kernels.sh profile"}
-    runs = {what: f"{entry['model']}, {entry['tokens']} tokens a step: {entry['command'].replace(str(folder), '$OUT')}" for what, entry in found.items()}
+    runs = {what: f"{entry['model']}, {entry['tokens']:.0f} tokens a step: {entry['command'].replace(str(folder), '$OUT')}" for what, entry in found.items()}
     write(folder, "h200_profile", source, metrics, "a step under CUPTI, mean: step_us from launch to end, busy_us in which the device works, and "
-          "each kernel's own time, in us a step; kernels of less than 0.1 % left out", runs=runs)
+          "each kernel's own time, in us a step; kernels of less than 0.1 % left out; serving: a server's under 32 conversations", runs=runs)
 
 
 def main():

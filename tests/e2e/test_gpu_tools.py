@@ -230,7 +230,18 @@ esac
 """
 VAYU = """#!/bin/bash
 case "$1 $2" in
-  'profile --model') while [ "$1" != --json ]; do shift; done
+  'serve sarvam-30b')
+    while [ "$1" != --port ]; do shift; done
+    exec python3 -c "
+import http.server, signal, sys
+class Ready(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+http.server.HTTPServer(('127.0.0.1', $2), Ready).serve_forever()" ;;
+  'bench serve') exit ;;
+  'profile --model' | 'profile --url') while [ "$1" != --json ]; do shift; done
     echo '{"command": "vayu profile", "hardware": "NVIDIA H200", "model": "m", "tokens": 1, "step_us": 3, "busy_us": 2, "kernels": [
       {"name": "gemm_kernel<vayu::ops::F8Products, 0>", "own_us": 1500}, {"name": "gemm_kernel<vayu::ops::F8Products, 1>", "own_us": 500}]}' >"$2"
     exit ;;
@@ -321,7 +332,8 @@ def test_the_whole_proof_on_another_machine(tree):
     model = results["h200_model"]["metrics"]
     assert model["fp8_decode_ms_b8"] == model["bf16_prefill3584_ms"] == model["mla_fp8_decode_ms_b8"] == 2
     assert model["mla_fp8_prefill3584_profile_f8_gemm_ms"] == 2
-    assert results["h200_profile"]["metrics"]["prompt_gemm_kernel_F8Products_1_us"] == 500
+    profiles = results["h200_profile"]["metrics"]
+    assert profiles["prompt_gemm_kernel_F8Products_1_us"] == profiles["serving_gemm_kernel_F8Products_1_us"] == 500
     end_to_end = results["h200_e2e"]
     assert end_to_end["metrics"]["passed"] == end_to_end["metrics"]["failed"] == end_to_end["metrics"]["skipped"] == 1
     assert end_to_end["names"] == {"failed": {"tests/e2e/test_few.py::test_wrong": "AssertionError: on cuda"},
