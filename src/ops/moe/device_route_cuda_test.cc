@@ -308,6 +308,14 @@ TEST(DeviceRouteCuda, OtherShapes) {
   check(random, Inputs(random, {.hidden = 16384, .num_experts = 16, .top_k = 2}, 120, true));
 }
 
+TEST(DeviceRouteCuda, MostTokensExpertsAndChoices) {
+  VAYU_NEEDS_DEVICE();
+  TestRandom random;
+  const int32_t tokens = unless_short(kRouteMaxTokens, 2300);
+  check(random, Inputs(random, {.hidden = 64, .num_experts = kRouteMaxExperts, .top_k = kRouteMaxTopK}, tokens, true));
+  check(random, Inputs(random, {.hidden = 128, .num_experts = 128, .top_k = 6}, tokens, true), tokens - 129);
+}
+
 TEST(DeviceRouteCuda, AllTokensChooseTheSame) {
   VAYU_NEEDS_DEVICE();
   TestRandom random;
