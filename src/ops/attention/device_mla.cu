@@ -14,7 +14,8 @@
 //
 // With few tokens the keys of one are split such that the blocks fill the chip once; splits leave a normalised BF16
 // result with maximum and sum, which a second kernel weighs together. BF16 halves the 17 MB that FP32 would be for 128
-// splits; the error is that of the output's own rounding.
+// splits; the error is that of the output's own rounding. Lists, and keys of earlier steps, are read before the kernel
+// ahead has ended: it writes the queries and the keys of this step's tokens.
 #include <algorithm>
 
 #include "ops/attention/device_decode_tile.cuh"
@@ -36,8 +37,10 @@ constexpr int kColumns = kMlaMaxRowDim / 64;
 constexpr int kTileBytes = kColumns * kColumnBytes;
 constexpr int kSplitBlocks = 132;  // one on each SM of an H200
 constexpr int kMaxSplits = 64;
-constexpr float kNoKeys = -1;  // in place of a sum of weights
-constexpr int kCombineHeads = 4;
+constexpr float kNoKeys = -1;     // in place of a sum of weights
+constexpr int kCombineHeads = 4;  // of a block, of few splits
+constexpr int kFewSplits = 4;     // more of them are added up by several threads
+constexpr int kCombineParts = 4;
 
 struct MlaParams {
   DeviceBatch batch;
@@ -301,14 +304,17 @@ __global__ void __launch_bounds__(kThreads, 1) mla_kernel(const MlaParams p) {
   auto& shared = *reinterpret_cast<MlaShared*>(memory);
   const int split = blockIdx.x, token = blockIdx.y;
   const int group = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
-  wait_for_inputs();
-  let_next_start();
   const int row = find_row(p, token, &shared.row);
+  const int new_tokens = row < 0 ? 0 : p.batch.qo_indptr[row + 1] - p.batch.qo_indptr[row];
   const int visible = row < 0 ? 0 : p.batch.kv_lens[row] - (p.batch.qo_indptr[row + 1] - 1 - token);
   const int num_tiles = visible > 0 ? (visible + kKeys - 1) / kKeys : 0;
   const int share = (num_tiles + p.num_splits - 1) / p.num_splits;
   const int first = split * share, last = min(first + share, num_tiles);
-  if (first >= last) return store_nothing(p, token, split);
+  if (first >= last) {
+    wait_for_inputs();
+    let_next_start();
+    return store_nothing(p, token, split);
+  }
 
   if (p.head_dim < 64 * kColumns) clear_columns(p, shared);
   const int first_page = p.batch.kv_indptr[row];
@@ -318,8 +324,13 @@ __global__ void __launch_bounds__(kThreads, 1) mla_kernel(const MlaParams p) {
   const auto landing = [&](int i) {
     return shared.tiles + (kF8 ? kTileBytes + i % 2 * (kTileBytes / 2) : i % 2 * kTileBytes);
   };
+  // Pages without a table are the widening kernel's, just made.
+  const bool settled = p.table != nullptr && (first + 1) * kKeys <= p.batch.kv_lens[row] - new_tokens;
+  if (settled) start_copy<kF8>(p, shared_address(landing(0)), first, visible, pages);
+  wait_for_inputs();
+  let_next_start();
   start_query_copy(p, shared_address(shared.q), token);
-  start_copy<kF8>(p, shared_address(landing(0)), first, visible, pages);
+  if (!settled) start_copy<kF8>(p, shared_address(landing(0)), first, visible, pages);
   copy_async_commit();
   read_pages(p.table, first_page, first + 1, visible, pages);
 
@@ -352,7 +363,65 @@ __global__ void __launch_bounds__(kThreads, 1) mla_kernel(const MlaParams p) {
   store(p, shared, token, split, group, state);
 }
 
-// Eight values a thread; kCombineHeads heads of a token a block.
+// A head of a token a block: first the weight of each split, then eight values of every fourth split a thread, whose
+// loads wait for nothing. (One thread over all splits took 14 us for 58.)
+__global__ void __launch_bounds__(kThreads) combine_many_kernel(const MlaParams p) {
+  static_assert(kMaxSplits <= 64 && kThreads == kCombineParts * 64);
+  __shared__ float weights[kMaxSplits];
+  __shared__ float sums[kCombineParts][8][64];
+  wait_for_inputs();
+  let_next_start();
+  const int64_t token = blockIdx.x;
+  const int head = blockIdx.y, lane = threadIdx.x % 32;
+  const auto row_of = [&](int split) { return (token * p.num_splits + split) * p.num_heads + head; };
+  if (threadIdx.x < 32) {
+    float2 stats[2];
+    float max = -__int_as_float(0x7f800000), sum = 0;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int split = lane + 32 * i;
+      stats[i] = split < p.num_splits ? p.stats[row_of(split)] : make_float2(0, kNoKeys);
+      if (stats[i].y != kNoKeys) max = fmaxf(max, stats[i].x);
+    }
+#pragma unroll
+    for (int offset = 16; offset > 0; offset /= 2) max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, offset));
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      stats[i].y = stats[i].y != kNoKeys ? exp2_approx(stats[i].x - max) * stats[i].y : 0.0f;
+      sum += stats[i].y;
+    }
+#pragma unroll
+    for (int offset = 16; offset > 0; offset /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, offset);
+    const float inverse = sum == 0 ? 0.0f : 1.0f / sum;
+    weights[lane] = stats[0].y * inverse;
+    weights[lane + 32] = stats[1].y * inverse;
+  }
+  __syncthreads();
+  const int vector = threadIdx.x % 64, part = threadIdx.x / 64;
+  const bool exists = vector < p.latent_dim / 8;
+  float out[8] = {};
+#pragma unroll 4
+  for (int split = part; split < p.num_splits; split += kCombineParts) {
+    const float weight = weights[split];
+    if (!exists || weight == 0) continue;  // nothing was written there
+    float v[8];
+    load_bf16x8(p.partials + row_of(split) * p.latent_dim + vector * 8, v);
+#pragma unroll
+    for (int d = 0; d < 8; ++d) out[d] += v[d] * weight;
+  }
+#pragma unroll
+  for (int d = 0; d < 8; ++d) sums[part][d][vector] = out[d];
+  __syncthreads();
+  if (part != 0 || !exists) return;
+#pragma unroll
+  for (int d = 0; d < 8; ++d) {
+#pragma unroll
+    for (int other = 1; other < kCombineParts; ++other) out[d] += sums[other][d][vector];
+  }
+  store_bf16x8(p.out + (token * p.num_heads + head) * p.latent_dim + vector * 8, out);
+}
+
+// Few splits: eight values a thread; kCombineHeads heads of a token a block.
 __global__ void __launch_bounds__(kThreads) combine_kernel(const MlaParams p) {
   wait_for_inputs();
   let_next_start();
@@ -430,6 +499,11 @@ void mla_attention_cuda(CudaStream stream, const MlaAttentionArgs& args) {
       .grid = dim3(p.num_splits, num_tokens), .block = dim3(kThreads), .shared_bytes = sizeof(MlaShared)};
   launch_overlapped(f8 ? mla_kernel<true> : mla_kernel<false>, shape, stream, p);
   if (p.num_splits == 1) return;
+  if (p.num_splits > kFewSplits) {
+    const dim3 grid(num_tokens, args.num_heads);
+    launch_overlapped(combine_many_kernel, {.grid = grid, .block = dim3(kThreads)}, stream, p);
+    return;
+  }
   const dim3 combine_grid(num_tokens, (args.num_heads + kCombineHeads - 1) / kCombineHeads);
   launch_overlapped(combine_kernel, {.grid = combine_grid, .block = dim3(kThreads)}, stream, p);
 }

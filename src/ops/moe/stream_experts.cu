@@ -16,7 +16,7 @@
 // The two projections of a group are ordered by the counters alone, so there is no drain between them. Between launches
 // there is none either: two sets of counters take turns, a launch clears those of the next.
 //
-// The shared expert's weights are called into the L2 cache before the router has ended.
+// The shared expert's gate-up rows are called into the L2 cache before the router has ended.
 //
 // Tried and dropped: the depth of gate-up tiles cut in 2 to 8 parts where there are fewer tiles than SMs, sums through
 // global memory. 50 us in place of 44 at one row of six experts: the fence and the counter of a part cost a block more
@@ -79,8 +79,8 @@ struct Params {
   const float *gate_up_scales, *down_scales, *shared_gate_up_scales, *shared_down_scales;
   const int32_t* expert_indptr;
   const int32_t* sorted_tokens;
-  const uint8_t *shared_gate_up, *shared_down;
-  int64_t shared_gate_up_bytes, shared_down_bytes;  // 0: no shared expert
+  const uint8_t* shared_gate_up;
+  int64_t shared_gate_up_bytes;
   // Each kernel leaves the first two zero, and the third as 1 less what it was.
   int32_t* next_tile;    // workspace[0]
   int32_t* blocks_done;  // workspace[1]: those that have found no more tiles
@@ -138,13 +138,13 @@ __device__ void list_groups(const Params& p, Shared& s) {
   if (threadIdx.x == 0) s.num_groups = min(count, kMaxGroups);
 }
 
-// This block's share of a matrix on its way to the L2 cache.
-__device__ __forceinline__ void call_weights(const uint8_t* data, int64_t bytes) {
+// This block's share of the shared expert's gate-up rows on their way to the L2 cache. (Its down rows too: no gain.)
+__device__ __forceinline__ void call_shared_weights(const Params& p) {
   constexpr int64_t kLine = 128;
-  const int64_t lines = bytes / kLine;
+  const int64_t lines = p.shared_gate_up_bytes / kLine;
   const int64_t first = blockIdx.x * lines / gridDim.x, last = (blockIdx.x + 1) * lines / gridDim.x;
   if (first == last) return;
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(data + first * kLine),
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(p.shared_gate_up + first * kLine),
                "r"(static_cast<uint32_t>((last - first) * kLine))
                : "memory");
 }
@@ -574,10 +574,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     }
     barrier_init_fence();
   }
-  if (threadIdx.x == 32) {
-    call_weights(p.shared_gate_up, p.shared_gate_up_bytes);
-    call_weights(p.shared_down, p.shared_down_bytes);
-  }
+  if (threadIdx.x == 32) call_shared_weights(p);
   wait_for_inputs();
   if (threadIdx.x == 0) s.turn = __ldcg(p.turn);
   list_groups(p, s);
@@ -624,9 +621,7 @@ void stream_experts_cuda(CudaStream stream, const StreamExpertsArgs& a) {
                  .expert_indptr = a.expert_indptr,
                  .sorted_tokens = a.sorted_tokens,
                  .shared_gate_up = static_cast<const uint8_t*>(a.shared_gate_up.data),
-                 .shared_down = static_cast<const uint8_t*>(a.shared_down.data),
                  .shared_gate_up_bytes = has_shared ? a.shared_gate_up.rows * a.shared_gate_up.row_bytes() : 0,
-                 .shared_down_bytes = has_shared ? a.shared_down.rows * a.shared_down.row_bytes() : 0,
                  .next_tile = workspace,
                  .blocks_done = workspace + 1,
                  .turn = workspace + 2,
