@@ -19,7 +19,8 @@ LAYER_NOTES = (
     "medians in us with a cold second-level cache; baseline: PyTorch's best of eager, graph, compiled, BF16 and FP8, "
     "baseline_eager: BF16 eager; share: of the larger of bytes over measured read bandwidth and FLOPs over matrix "
     "peak; layer: one of four layers back to back in a graph. norm_qkv has a norm of its own; in a layer of ours that "
-    "norm is part of combine, so the sum of a layer leaves it out once"
+    "norm is part of combine, so the sum of a layer leaves it out once. In the graph a prompt's shared expert is in line with the "
+    "routed ones (in steps beside them), and prompts back to back run at the card's power limit: more than the sum"
 )
 OPS_NOTES = (
     "medians of the speed tests, named as these print them, of a GEMM's plans the one that is used. _us: a launch by itself on a cold "
@@ -215,7 +216,7 @@ def write_steps(folder):
             for step, result in source["steps"].items():
                 for key in ("device_us", "wall_us", "host_share", "floor_us", "share_of_floor", "tokens_per_s"):
                     metrics[f"{step}_{key}"] = round(result[key], 4)
-            notes = f"{source['model']} with seeded weights, {what.replace('_', ' ')}, context {source['context']}; medians"
+            notes = f"{source['model']} with seeded weights, {what.removeprefix('105b_').replace('_', ', ')}, context {source['context']}; medians"
             write(folder, name, source, metrics, notes)
 
 
@@ -259,7 +260,8 @@ def write_profiles(folder):
     source = {"hardware": "one " + next(iter(found.values()))["hardware"], "command": "tools/gpu_kernels.sh profile"}
     runs = {what: f"{entry['model']}, {entry['tokens']:.0f} tokens a step: {entry['command'].replace(str(folder), '$OUT')}" for what, entry in found.items()}
     write(folder, "h200_profile", source, metrics, "a step under CUPTI, mean: step_us from launch to end, busy_us in which the device works, and "
-          "each kernel's own time, in us a step; kernels of less than 0.1 % left out; serving: a server's under 32 conversations", runs=runs)
+          "each kernel's own time, in us a step; kernels of less than 0.1 % left out; serving: a server's under 32 conversations. CUPTI adds to decode "
+          "steps; prompts are shorter than in h200_steps*.json, whose many steps in a row run at the card's power limit", runs=runs)
 
 
 def main():
