@@ -145,7 +145,7 @@ HttpResponse Api::dispatch(const Route& route, const HttpRequest& request) {
 }
 
 std::variant<std::unique_ptr<ProfileRun>, HttpResponse> Api::start_profile(const HttpRequest& request,
-                                                                           std::function<void()> wake) {
+                                                                           std::function<void()> wake) try {
   if (!config_.profiling) {
     return status_response(403, "Profiling is off: start the server with --enable-profiling.");
   }
@@ -159,6 +159,8 @@ std::variant<std::unique_ptr<ProfileRun>, HttpResponse> Api::start_profile(const
   auto run = ProfileRun::open(*profiler, config_.model_names.front(), *wanted, std::move(wake));
   if (run == nullptr) return status_response(409, "Another request is recording steps; one at a time.");
   return run;
+} catch (const std::exception& exception) {  // a library's: memory, above all
+  return error_response(make_error(ErrorKind::kInternal, "The request failed: {}.", exception.what()));
 }
 
 HttpResponse Api::page() const {

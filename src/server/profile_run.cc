@@ -11,11 +11,7 @@ namespace vayu::server {
 namespace {
 
 constexpr std::array<std::string_view, 3> kFields = {"steps", "timeout_s", "trace"};
-
-std::string shortfall(size_t steps, const ProfileRequest& request) {
-  if (steps == 0) return fmt::format("No step ran within {} s: the engine had no work.", request.timeout_s);
-  return fmt::format("{} of {} steps ran within {} s.", steps, request.steps, request.timeout_s);
-}
+constexpr size_t kMaxShownBytes = 64;  // of a field's name: a body may be one name of megabytes
 
 Json kernels_json(const ProfileTable& table) {
   Json kernels = Json::array();
@@ -36,7 +32,8 @@ Result<ProfileRequest> parse_profile(const std::string& body) {
   FieldReader fields(*parsed);
   for (const auto& [name, value] : parsed->items()) {
     if (std::find(kFields.begin(), kFields.end(), name) == kFields.end()) {
-      fields.fail(name, "{} is no field of this route, which takes {}.", name, fmt::join(kFields, ", "));
+      const std::string shown = name.substr(0, kMaxShownBytes);
+      fields.fail(shown, "{} is no field of this route, which takes {}.", shown, fmt::join(kFields, ", "));
     }
   }
   fields.integer("steps", 1, kMaxProfileSteps, &request.steps);
@@ -49,15 +46,19 @@ Result<ProfileRequest> parse_profile(const std::string& body) {
 std::unique_ptr<ProfileRun> ProfileRun::open(StepProfiler& profiler, std::string model, const ProfileRequest& request,
                                              std::function<void()> wake) {
   std::unique_ptr<ProfileRun> run(new ProfileRun(profiler, std::move(model), request));
-  run->window_ =
-      profiler.open(request.steps, [outcome = run->outcome_, wake = std::move(wake)](Result<StepProfile> profile) {
-        {
-          const std::lock_guard lock(outcome->mutex);
-          outcome->profile.emplace(std::move(profile));
-        }
-        wake();
-      });
+  run->outcome_->wake = std::move(wake);
+  run->window_ = profiler.open(request.steps, [outcome = run->outcome_](Result<StepProfile> profile) {
+    const std::lock_guard lock(outcome->mutex);
+    outcome->profile.emplace(std::move(profile));
+    if (outcome->wake) outcome->wake();
+  });
   return run->window_ == 0 ? nullptr : std::move(run);
+}
+
+ProfileRun::~ProfileRun() {
+  end();
+  const std::lock_guard lock(outcome_->mutex);
+  outcome_->wake = nullptr;
 }
 
 std::chrono::milliseconds ProfileRun::timeout() const {
@@ -69,8 +70,10 @@ bool ProfileRun::done() const {
   return outcome_->profile.has_value();
 }
 
-void ProfileRun::end() {
-  if (!std::exchange(ended_, true)) profiler_.end(window_);
+void ProfileRun::end(bool shutting_down) {
+  if (std::exchange(ended_, true)) return;
+  shutting_down_ = shutting_down;
+  profiler_.end(window_);
 }
 
 HttpResponse ProfileRun::response() const {
@@ -84,6 +87,12 @@ HttpResponse ProfileRun::response() const {
   return response;
 }
 
+std::string ProfileRun::shortfall(size_t steps) const {
+  if (shutting_down_) return fmt::format("{} of {} steps ran: the server is shutting down.", steps, request_.steps);
+  if (steps == 0) return fmt::format("No step ran within {} s: the engine had no work.", request_.timeout_s);
+  return fmt::format("{} of {} steps ran within {} s.", steps, request_.steps, request_.timeout_s);
+}
+
 std::string ProfileRun::body(const StepProfile& profile) const {
   const ProfileTable table = profile_table(profile);
   Json steps = Json::array();
@@ -93,7 +102,7 @@ std::string ProfileRun::body(const StepProfile& profile) const {
   json["device"] = table.device;
   json["model"] = model_;
   json["complete"] = complete;
-  json["message"] = complete ? Json(nullptr) : Json(shortfall(profile.steps.size(), request_));
+  json["message"] = complete ? Json(nullptr) : Json(shortfall(profile.steps.size()));
   json["steps"] = std::move(steps);
   json["tokens"] = table.tokens;
   json["rows"] = table.rows;

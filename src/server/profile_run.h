@@ -29,22 +29,25 @@ class ProfileRun {
   // Null while another window is open. `wake` is called from any thread when done() turns true; it must only post.
   static std::unique_ptr<ProfileRun> open(StepProfiler& profiler, std::string model, const ProfileRequest& request,
                                           std::function<void()> wake);
-  ~ProfileRun() { end(); }
+  ~ProfileRun();
 
   std::chrono::milliseconds timeout() const;
   bool done() const;
-  void end();  // done() soon: when the steps under way have landed
+  // done() soon: when the steps under way have landed. shutting_down: why, for the answer; else time is up.
+  void end(bool shutting_down = false);
   HttpResponse response() const;
 
  private:
-  // Outlives the run where the engine is slower.
+  // Outlives the run, and the server, where the engine is slower.
   struct Outcome {
     std::mutex mutex;
     std::optional<Result<StepProfile>> profile;
+    std::function<void()> wake;  // null once the run is gone: what it holds ends with the server
   };
 
   ProfileRun(StepProfiler& profiler, std::string model, const ProfileRequest& request)
       : profiler_(profiler), model_(std::move(model)), request_(request) {}
+  std::string shortfall(size_t steps) const;
   std::string body(const StepProfile& profile) const;
 
   StepProfiler& profiler_;
@@ -53,6 +56,7 @@ class ProfileRun {
   const std::shared_ptr<Outcome> outcome_ = std::make_shared<Outcome>();
   StepProfiler::WindowId window_ = 0;  // 0: none, which the profiler ignores
   bool ended_ = false;
+  bool shutting_down_ = false;
 };
 
 }  // namespace vayu::server

@@ -1,6 +1,7 @@
 // POST /debug/profile over a profiler that the test drives.
 #include <gtest/gtest.h>
 
+#include "server/profile_run.h"
 #include "server/test_server.h"
 
 namespace vayu::server {
@@ -93,6 +94,9 @@ TEST_F(ProfileRouteTest, BadBodiesNameTheField) {
     EXPECT_EQ(response.status, 400) << body;
     EXPECT_EQ(response.json()["error"]["param"], field) << body << response.body;
   }
+  const ClientResponse large = profile(R"({")" + std::string(1 << 20, 'x') + R"(": 1})");
+  EXPECT_EQ(large.status, 400);
+  EXPECT_LT(large.body.size(), 1000u);
   for (const char* body : {"[]", "{", "3"}) EXPECT_EQ(profile(body).status, 400) << body;
   EXPECT_EQ(call("GET", "/debug/profile").status, 405);
   EXPECT_EQ(profiler_.opened, 0);
@@ -182,7 +186,9 @@ TEST_F(ProfileRouteTest, ADrainEndsTheWindow) {
   const int64_t start_us = clock_.now_us();
   server_->drain(clock_.now_us() + 20'000'000);
   EXPECT_LT(clock_.now_us() - start_us, 5'000'000);
-  EXPECT_EQ(drained.read_response().status, 200);
+  const ClientResponse response = drained.read_response();
+  EXPECT_EQ(response.status, 200);
+  EXPECT_EQ(response.json()["message"], "0 of 8 steps ran: the server is shutting down.");
   EXPECT_FALSE(profiler_.is_open());
 }
 
@@ -206,6 +212,37 @@ TEST_F(ProfileRouteTest, TheEngineMayBeSlowerThanEverybody) {
   }
   server_.reset();
   profiler_.finish(two_steps());
+}
+
+// What wakes a connection must not outlive the server's I/O, which the profiler may: it goes with the run.
+TEST(ProfileRun, NobodyIsWokenOnceItIsGone) {
+  FakeProfiler profiler;
+  profiler.stuck = true;
+  int woken = 0;
+  auto held = std::make_shared<int>();
+  const std::weak_ptr<int> alive = held;
+  auto run = ProfileRun::open(profiler, "m", {}, [&woken, held = std::move(held)] { ++woken; });
+  ASSERT_NE(run, nullptr);
+  EXPECT_FALSE(alive.expired());
+  run.reset();
+  EXPECT_EQ(profiler.ended, 1);
+  EXPECT_TRUE(alive.expired());
+  profiler.finish(StepProfile{});
+  EXPECT_EQ(woken, 0);
+}
+
+TEST(ProfileRun, WakesOnceAndKeepsTheOutcome) {
+  FakeProfiler profiler;
+  int woken = 0;
+  const auto run = ProfileRun::open(profiler, "m", {.steps = 1}, [&woken] { ++woken; });
+  ASSERT_NE(run, nullptr);
+  EXPECT_EQ(ProfileRun::open(profiler, "m", {}, [&woken] { ++woken; }), nullptr);
+  EXPECT_FALSE(run->done());
+  EXPECT_EQ(run->response().status, 503);
+  profiler.finish(StepProfile{.device = "D", .steps = {{1, 1}}});
+  EXPECT_EQ(woken, 1);
+  EXPECT_TRUE(run->done());
+  EXPECT_EQ(run->response().status, 200);
 }
 
 }  // namespace

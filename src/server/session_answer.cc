@@ -141,13 +141,14 @@ Session::Awaitable<HttpResponse> Session::profile_response(ProfileRun& run) {
     const auto left = std::chrono::ceil<milliseconds>(until - Clock::now());
     co_await wait_for_news(std::clamp(left, milliseconds(1), kProfilePoll));
   }
-  auto end = [&run] {
-    run.end();
+  auto end = [&run, shutting_down = context_.api.draining()] {
+    run.end(shutting_down);
     return true;
   };
   co_await on_worker(0, end);  // it fetches records
   const auto last = Clock::now() + kLastStep;
   while (!run.done() && !gone_ && Clock::now() < last) co_await wait_for_news(kProfilePoll);
+  if (gone_) co_return HttpResponse{};  // nobody reads it
   auto respond = [&run] { return run.response(); };
   co_return co_await on_worker(0, respond);
 }
