@@ -19,26 +19,41 @@ VAYU = os.environ.get("VAYU_BIN", str(ROOT / "build/apps/vayu"))
 class Server:
     """A server process on a loopback port, stopped at the end of the with block."""
 
-    def __init__(self, command, port, ready):
+    def __init__(self, command, port, ready, seconds=60, stderr=subprocess.DEVNULL):
         self.url = f"http://127.0.0.1:{port}"
         self.started = time.perf_counter()
-        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        while True:
-            try:
-                if urllib.request.urlopen(self.url + ready, timeout=2).status == 200:
-                    break
-            except OSError:
-                pass
-            if self.process.poll() is not None or time.perf_counter() - self.started > 60:
-                raise RuntimeError(f"did not start: {shlex.join(command)}")
+        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=stderr)
+        while not self.answers(ready):
+            if self.process.poll() is not None:
+                raise RuntimeError(f"ended with {self.process.returncode}: {shlex.join(command)}")
+            if time.perf_counter() - self.started > seconds:
+                self.process.kill()
+                self.process.wait()
+                raise RuntimeError(f"not ready after {seconds} s: {shlex.join(command)}")
             time.sleep(0.01)
+        self.ready_s = time.perf_counter() - self.started
+
+    def answers(self, path):
+        try:
+            with urllib.request.urlopen(self.url + path, timeout=2) as response:
+                return response.status == 200
+        except OSError:  # no connection yet, or 503
+            return False
+
+    def stop(self):
+        """The exit code; where nothing ends within a minute, that of a kill."""
+        self.process.terminate()
+        try:
+            return self.process.wait(60)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            return self.process.wait()
 
     def __enter__(self):
         return self
 
     def __exit__(self, *_):
-        self.process.terminate()
-        self.process.wait(20)
+        self.stop()
 
     def memory_mb(self, key="VmRSS"):
         for line in open(f"/proc/{self.process.pid}/status"):

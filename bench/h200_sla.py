@@ -15,7 +15,6 @@ import sys
 import tempfile
 import threading
 import time
-import urllib.request
 
 import common
 
@@ -95,41 +94,13 @@ class Energy:
             self.sum.stop()
 
 
-class Server:
-    def __init__(self, options, step_tokens):
-        self.template = tempfile.NamedTemporaryFile("w", suffix=".jinja")
-        self.template.write(CHAT_TEMPLATE)
-        self.template.flush()
-        self.command = [options.vayu, "serve", options.model, "--load-format", "dummy", "--device", options.device,
-                        *(CUDA_FLAGS if options.device == "cuda" else []), "--max-model-len", str(options.max_model_len),
-                        "--max-num-seqs", str(max(options.clients)), "--port", str(options.port),
-                        "--max-num-batched-tokens", str(step_tokens), "--disable-prefix-cache", "--log-level", "warn",
-                        "--chat-template", self.template.name]
-        self.url = f"http://127.0.0.1:{options.port}"
-        start = time.time()
-        self.process = subprocess.Popen(self.command, stdout=subprocess.DEVNULL)
-        while not self.ready():
-            if self.process.poll() is not None:
-                sys.exit(f"the server ended with {self.process.returncode}: {' '.join(self.command)}")
-            if time.time() - start > options.start_seconds:
-                self.process.kill()
-                sys.exit(f"the server is not ready after {options.start_seconds} s")
-            time.sleep(0.1)
-        self.ready_s = time.time() - start
-
-    def ready(self):
-        try:
-            return urllib.request.urlopen(self.url + "/ready", timeout=2).status == 200
-        except OSError:  # no connection yet, or 503
-            return False
-
-    def stop(self):
-        self.process.terminate()
-        try:
-            return self.process.wait(60)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            return self.process.wait()
+def start_server(options, step_tokens, template):
+    command = [options.vayu, "serve", options.model, "--load-format", "dummy", "--device", options.device,
+               *(CUDA_FLAGS if options.device == "cuda" else []), "--max-model-len", str(options.max_model_len),
+               "--max-num-seqs", str(max(options.clients)), "--port", str(options.port),
+               "--max-num-batched-tokens", str(step_tokens), "--disable-prefix-cache", "--log-level", "warn",
+               "--chat-template", template]
+    return common.Server(command, options.port, "/ready", options.start_seconds, stderr=None)
 
 
 def ask_openai(url):
@@ -213,22 +184,34 @@ def parse():
     return parser.parse_args()
 
 
+def measure_all(options, energy):
+    """(metrics, notes, what the SDK was answered)"""
+    metrics, notes, sdk = {}, [], {}
+    with tempfile.NamedTemporaryFile("w", suffix=".jinja") as template:
+        template.write(CHAT_TEMPLATE)
+        template.flush()
+        for step_tokens in options.step_tokens:
+            suffix = f"_step{step_tokens}" if metrics else ""
+            server = start_server(options, step_tokens, template.name)
+            try:
+                sdk = openai_record(server.url)
+                notes.append(f"{step_tokens} tokens a step: ready after {server.ready_s:.1f} s")
+                for clients in options.clients:
+                    run = measure(options, server.url, clients, energy)
+                    metrics |= {f"c{clients}_{key}{suffix}": value for key, value in run.items()}
+            finally:
+                code = server.stop()
+            metrics[f"server_exit_code{suffix}"] = code
+    return metrics, notes, sdk
+
+
 def main():
     options = parse()
-    metrics, notes, energy, sdk = {}, [], Energy(), {}
-    for step_tokens in options.step_tokens:
-        suffix = f"_step{step_tokens}" if metrics else ""
-        server = Server(options, step_tokens)
-        try:
-            sdk = openai_record(server.url)
-            notes.append(f"{step_tokens} tokens a step: ready after {server.ready_s:.1f} s")
-            for clients in options.clients:
-                run = measure(options, server.url, clients, energy)
-                metrics |= {f"c{clients}_{key}{suffix}": value for key, value in run.items()}
-        finally:
-            code = server.stop()
-        metrics[f"server_exit_code{suffix}"] = code
-    energy.stop()
+    energy = Energy()
+    try:
+        metrics, notes, sdk = measure_all(options, energy)
+    finally:
+        energy.stop()
     if (best := f"c{max(options.clients)}_tokens_per_joule") in metrics:
         metrics["tokens_per_joule"] = metrics[best]
     metrics["openai_sdk_calls_answered"] = len(sdk["answered"])

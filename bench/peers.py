@@ -4,6 +4,8 @@ CUTLASS (through PyTorch) for the experts, PyTorch's FP8 product for dense linea
 
   bench/peers.py [--only decode,prefill,mla,experts,dense] [--json FILE]      after tools/gpu_pack.sh; about 3 minutes
 
+The exit code is 0 where every part has a peer beside ours; what some case or peer lacks stands in the notes.
+
 Of each part ours run first (the Speed tests of ops_cuda_test), then the others in a process of their own. All are timed as
 ours are (ops/cuda/timing.h): `us` is the median of calls alone, with 256 MiB read through the second-level cache before each,
 `chained_us` the time of one of many calls in a CUDA graph. A peer's call alone is the faster of a plain launch and a graph of
@@ -134,19 +136,25 @@ class Bench:
         print(f"  {case} {peer} {us:.1f} us{chain}", file=sys.stderr, flush=True)
 
 
-def run_ours(tests):
+def lines_of_ours(text):
     """{line of a speed test: (us, chained us or None)}"""
-    command = f". tools/gpu_env.sh && VAYU_SPEED=1 build-gpu/bin/ops_cuda_test --gtest_filter={tests}"
-    run = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True)
     ours = {}
-    for line in run.stdout.splitlines():
+    for line in text.splitlines():
         if found := re.match(r"SPEED (.+?):? ([\d.]+) us", line):
             chained = re.search(r", (?:chained|in a chain) ([\d.]+) us", line)
             name = re.sub(r" width \d+ stages \d+ cluster \d| alone$", "", found[1])
             ours.setdefault(name, (float(found[2]), float(chained[1]) if chained else None))  # first: the plan that is used
-    if not ours:
-        print(run.stdout[-2000:], run.stderr[-2000:], file=sys.stderr)
     return ours
+
+
+def run_ours(tests):
+    """What lines_of_ours() gives, and the tests' exit code."""
+    command = f". tools/gpu_env.sh && VAYU_SPEED=1 build-gpu/bin/ops_cuda_test --gtest_filter={tests}"
+    run = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True)
+    ours = lines_of_ours(run.stdout)
+    if run.returncode or not ours:
+        print(run.stdout[-2000:], run.stderr[-2000:], file=sys.stderr)
+    return ours, run.returncode
 
 
 def named_ours(part, ours):
@@ -229,8 +237,10 @@ def measure(part):
     """(metrics, errors, PyTorch's version, hardware) of one part: ours, then the peers."""
     tests, seconds = PARTS[part]
     print(part, file=sys.stderr, flush=True)
-    cases = named_ours(part, run_ours(tests))
-    errors = [] if cases else [f"{part}: no lines of ours"]
+    lines, code = run_ours(tests)
+    cases = named_ours(part, lines)
+    errors = [f"{part}: our tests ended with {code}"] if code else []
+    errors += [] if cases else [f"{part}: no lines of ours"]
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder) / "part.json"
         command = [sys.executable, __file__, "--part", part, "--json", str(path), "--ours", json.dumps(cases)]
@@ -254,10 +264,11 @@ def main():
     args = parser.parse_args()
     if args.part:
         return run_part(args.part, args.json, json.loads(args.ours))
-    metrics, errors, torch_version, hardware = {}, [], None, None
+    metrics, errors, compared, torch_version, hardware = {}, [], True, None, None
     for part in args.only.split(","):
         found, failed, version, name = measure(part)
         metrics |= found
+        compared &= any(key.endswith("_over_ours") for key in found)
         errors += failed
         torch_version, hardware = version or torch_version, name or hardware
         stamp = ROOT / "build-gpu/bin/commit"
@@ -270,6 +281,7 @@ def main():
         if key.endswith("_over_ours"):
             print(f"{key} {value:.2f}")
     print("did not run:", *(errors or ["nothing"]), sep="\n  ")
+    sys.exit(0 if compared else "a part has no peer beside ours")
 
 
 if __name__ == "__main__":

@@ -12,11 +12,11 @@
 # There it takes a driver, bash, tar, xz, python3, compute-sanitizer (sanitize) and PyTorch (kernels, peers).
 # VAYU_GPU_SSH: a command in place of ssh, called with the machine and one line of shell. OUT: in place of build-gpu/out, which is emptied.
 set -uo pipefail
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/.." || exit
 . tools/pins.sh
 ALL=(tests sanitize fault speed kernels steps profile sla smollm2 fp8_parts e2e sarvam_tiny peers)
 host='' dir=vayu-gpu packed=no steps=()
-usage() { sed -n '2,15p' "$0" >&2; exit 2; }
+usage() { sed -n '2,13p' "$0" >&2; exit 2; }
 
 while [ $# -gt 0 ]; do
   case $1 in

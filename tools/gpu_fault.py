@@ -9,6 +9,7 @@ process must end by itself with 1, and a server started after that must answer. 
 exit code 1 on any miss.
 """
 import concurrent.futures
+import http.client
 import json
 import os
 import pathlib
@@ -54,7 +55,7 @@ def stream():
                     tokens += 1
     except urllib.error.HTTPError as error:  # before the first token
         message = json.loads(error.read())["error"]["message"]
-    except (ConnectionError, TimeoutError) as error:
+    except (OSError, http.client.HTTPException) as error:
         message = f"cut off: {error}"
     return tokens, message, time.monotonic() - begin
 
@@ -78,6 +79,13 @@ def start(binary, fault=None):
 
 def lose(binary, fault):
     process = start(binary, fault)
+    try:
+        return watch(process)
+    finally:
+        process.kill()
+
+
+def watch(process):
     with concurrent.futures.ThreadPoolExecutor(CLIENTS) as pool:
         streams = [pool.submit(stream) for _ in range(CLIENTS)]
         not_ready = None
@@ -88,7 +96,7 @@ def lose(binary, fault):
             time.sleep(0.02)
         ended = [future.result() for future in streams]
     if process.poll() is None:
-        process.kill()
+        process.kill()  # it should have ended by itself: the exit code tells
     return {"exit_code": process.wait(), "not_ready": not_ready, "seconds": round(max(s for _, _, s in ended), 2),
             "tokens": [tokens for tokens, _, _ in ended], "errors": sorted({message for _, message, _ in ended if message}),
             "passed": process.returncode == 1 and bool(not_ready) and
@@ -99,13 +107,15 @@ def main():
     binary = "build-gpu/bin/vayu" if pathlib.Path("build-gpu/bin/vayu").exists() else "build/apps/vayu"
     results = {fault: lose(binary, fault) for fault in ("trap", "gone")}
     process = start(binary)
-    tokens, message, _ = stream()
+    try:
+        tokens, message, _ = stream()
+    finally:
+        process.terminate()
+        process.wait()
     results["afterwards"] = {"tokens": tokens, "errors": [message] if message else [], "passed": tokens == TOKENS and not message}
-    process.terminate()
-    process.wait()
     metrics = {f"{fault}_{key}": results[fault][key] for fault in ("trap", "gone") for key in ("passed", "exit_code", "seconds")}
     metrics |= {"afterwards_passed": results["afterwards"]["passed"]}
-    record = {"name": "h200_device_loss", "commit": os.environ.get("COMMIT", "unknown"), "hardware": gpu_tests.hardware(),
+    record = {"name": "h200_device_loss", "commit": os.environ.get("COMMIT", "unknown"), "hardware": gpu_tests.gpu_hardware(),
               "command": "tools/gpu_proof.sh fault", "metrics": {key: int(v) if v is True or v is False else v for key, v in metrics.items()},
               "notes": f"{CLIENTS} streams of sarvam-tiny, seconds: until the last had its error; answers: {json.dumps(results)}"}
     out = pathlib.Path(os.environ.get("OUT", "build-gpu/out"))

@@ -10,11 +10,11 @@
 # Tables and JSON go to $OUT (default build-gpu/out), files for bench/results/ among them; COMMIT names the commit.
 # DTYPES=fp8 leaves BF16 out.
 set -uo pipefail
-cd "$(dirname "$0")/.."
-. tools/gpu_env.sh
+cd "$(dirname "$0")/.." || exit
+. tools/gpu_env.sh || exit
 DTYPES=${DTYPES:-fp8 bf16}
 VAYU=build-gpu/bin/vayu
-failed=0
+failed=0 server='' load=''
 
 flags_of() { [ "$1" = fp8 ] && echo --quantization fp8 --kv-cache-dtype fp8 || echo --dtype bfloat16 --kv-cache-dtype bf16; }
 
@@ -50,10 +50,11 @@ some_profile() {
 
 # Steps of a server: PORT.
 serving_profile() {
-  local url=http://127.0.0.1:$1 begin=$SECONDS server load
+  local url=http://127.0.0.1:$1 begin=$SECONDS
   $VAYU serve sarvam-30b --load-format dummy $(flags_of fp8) --max-num-seqs 32 --max-model-len 8192 --max-num-batched-tokens 1280 \
     --disable-prefix-cache --enable-profiling --log-level warn --port "$1" >"$OUT/profile_serving.log" 2>&1 &
   server=$!
+  trap 'kill $server $load 2>/dev/null' EXIT # what is interrupted leaves no server
   until python3 -c "import urllib.request; urllib.request.urlopen('$url/ready', timeout=2)" 2>/dev/null; do
     if ! kill -0 $server 2>/dev/null || [ $((SECONDS - begin)) -gt 120 ]; then break; fi
     sleep 0.2
@@ -67,6 +68,7 @@ serving_profile() {
   wait $load || failed=1
   kill $server 2>/dev/null
   wait $server || failed=1
+  trap - EXIT
   [ $failed = 0 ] || tail -5 "$OUT/profile_serving.log"
 }
 
@@ -83,7 +85,7 @@ case "${1:-all}" in
   steps) steps ;;
   profile) profile ;;
   all) kernels; steps; profile ;;
-  *) sed -n '2,13p' "$0"; exit 2 ;;
+  *) sed -n '2,11p' "$0"; exit 2 ;;
 esac
 python3 tools/gpu_results.py "$OUT" || failed=1
 exit $failed

@@ -7,19 +7,18 @@
 #   tools/gpu_proof.sh speed [FILTER]     the time of every op beside its ceiling
 # Logs and counts go to $OUT (default build-gpu/out); tools/gpu_results.py makes h200_proof.json of the counts.
 set -uo pipefail
-cd "$(dirname "$0")/.."
-. tools/gpu_env.sh
+cd "$(dirname "$0")/.." || exit
+. tools/gpu_env.sh || exit
+failed=0
 case "${1:-tests}" in
-  tests | sanitize) python3 tools/gpu_tests.py "$@" ;;
-  fault) python3 tools/gpu_fault.py ;;
+  tests | sanitize) python3 tools/gpu_tests.py "${1:-tests}" "${@:2}" || failed=$? ;;
+  fault) python3 tools/gpu_fault.py || failed=$? ;;
   speed)
-    VAYU_SPEED=1 build-gpu/bin/ops_cuda_test --gtest_filter="${2:-*}Speed*" >"$OUT/speed.log" 2>&1
-    failed=$?
+    VAYU_SPEED=1 build-gpu/bin/ops_cuda_test --gtest_filter="${2:-*}Speed*" >"$OUT/speed.log" 2>&1 || failed=$?
     grep -E "SPEED|Failure" "$OUT/speed.log"
-    python3 tools/gpu_results.py "$OUT" || failed=1
-    exit $failed
+    grep -q "^SPEED" "$OUT/speed.log" || failed=1 # skipped, or not a test
     ;;
+  *) sed -n '2,8p' "$0"; exit 2 ;;
 esac
-failed=$?
 python3 tools/gpu_results.py "$OUT" || failed=1
 exit $failed

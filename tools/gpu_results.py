@@ -122,7 +122,7 @@ def write_ops(folder):
     last = read(RESULTS / "h200_ops.json") or {"metrics": {}}
     if lost := sorted(set(last["metrics"]) - set(metrics)):
         print(f"bench/results/h200_ops.json has {len(lost)} figures that this run has not: {' '.join(lost)}", file=sys.stderr)
-    source = {"hardware": gpu_tests.hardware(), "command": "tools/gpu_proof.sh speed"}
+    source = {"hardware": gpu_tests.gpu_hardware(), "command": "tools/gpu_proof.sh speed"}
     write(folder, "h200_ops", source, metrics, OPS_NOTES)
 
 
@@ -178,7 +178,7 @@ def write_e2e(folder):
     counts = {key: int(suite.get(key, 0)) for key in ("tests", "failures", "errors", "skipped")}
     metrics = {"passed": counts["tests"] - counts["failures"] - counts["errors"] - counts["skipped"],
                "failed": counts["failures"] + counts["errors"], "skipped": counts["skipped"], "seconds": round(float(suite.get("time", 0)), 1)}
-    source = {"hardware": gpu_tests.hardware(), "command": "tools/gpu_smollm2.sh e2e"}
+    source = {"hardware": gpu_tests.gpu_hardware(), "command": "tools/gpu_smollm2.sh e2e"}
     write(folder, "h200_e2e", source, metrics, "end-to-end tests with the server on the GPU (VAYU_E2E_DEVICE=cuda), SmolLM2-135M Q4_1 and "
           "sarvam-tiny; names with what pytest says; a test whose setup fails has failed; not run: the web page (no browser there), vayu eval "
           "(the CPU's figures) and the tests of these scripts", names={state: tests for state, tests in named.items() if tests})

@@ -25,6 +25,9 @@ import sys
 import threading
 import time
 
+sys.path.append(str(pathlib.Path(__file__).resolve().parent.parent / "bench"))
+from common import gpu_hardware  # noqa: E402
+
 FOUND_ERRORS = 99  # the exit code of a sanitizer with errors
 SUITES = ("ops", "model", "engine")
 STATES = ("passed", "failed", "skipped", "cut", "not_run")
@@ -216,14 +219,6 @@ def sanitizer_works(binary, test):
     return refused[0] if refused else None
 
 
-def hardware():
-    try:
-        query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
-        return "one " + subprocess.run(query, capture_output=True, text=True, check=True).stdout.splitlines()[0].strip()
-    except (OSError, subprocess.CalledProcessError, IndexError):
-        return "no GPU"
-
-
 def summarise(outcomes):
     """Counts of each suite under each tool, and the names of what was skipped or did not pass."""
     suites = {}
@@ -276,7 +271,7 @@ def main():
     print(f"{time.monotonic() - begin:.0f} s; longest: " +
           ", ".join(f"{job.tool} {job.test} {outcome.seconds:.0f} s" for job, outcome in slowest))
     command = ["tools/gpu_proof.sh", options.mode, *([] if options.filter == "*" else [options.filter])]
-    record = {"command": shlex.join(command), "hardware": hardware(), "commit": os.environ.get("COMMIT", "unknown"),
+    record = {"command": shlex.join(command), "hardware": gpu_hardware(), "commit": os.environ.get("COMMIT", "unknown"),
               "seconds": round(time.monotonic() - begin), "suites": suites}
     if options.mode == "sanitize":
         record |= {"explained_races": explained, "not_raced": left_out(tests["ops"], options.filter, NOT_RACED),

@@ -98,10 +98,10 @@ def test_a_clean_run_is_summarised(machine):
     assert proof["metrics"]["ops_racecheck_left_out"] == 0 and "VAYU_TEST_SHORT" in proof["notes"] and proof["names"] == {}
 
 
-def load_tool(name):
-    sys.path.insert(0, str(ROOT / "tools"))
+def load_tool(name, folder="tools"):
+    sys.path.insert(0, str(ROOT / folder))
     try:
-        spec = importlib.util.spec_from_file_location(name, ROOT / f"tools/{name}.py")
+        spec = importlib.util.spec_from_file_location(name, ROOT / f"{folder}/{name}.py")
         tool = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(tool)
         return tool
@@ -197,12 +197,34 @@ def test_every_speed_line_keeps_its_rate_and_share(tmp_path):
 
 
 def test_commands_of_result_files_can_be_repeated():
-    sys.path.insert(0, str(ROOT / "bench"))
-    import common
-
-    sys.path.pop(0)
+    common = load_tool("common", "bench")
     argv = [str(ROOT / "bench/x.py"), "--vayu", str(ROOT / "build/apps/vayu"), "--kept-in=/tmp/a b", "--texts", "/a/1", "/a/2", "--out", "here.json", "-n", "3"]
     assert common.recorded_command(argv) == "bench/x.py --vayu build/apps/vayu --kept-in=KEPT_IN --texts TEXTS TEXTS --out here.json -n 3"
+
+
+def test_peers_are_divided_by_ours_of_the_same_case():
+    peers = load_tool("peers", "bench")
+    lines = peers.lines_of_ours(SPEED + "SPEED device_prefill 64/4x64 512 of 3584 bf16 whole alone 80.0 us, chained 70.0 us 1 TFLOP/s 1 %\n"
+                                "SPEED device_prefill 64/4x64 512 of 3584 bf16 split alone 60.0 us, chained 50.0 us 1 TFLOP/s 1 %\n")
+    cases = {part: peers.named_ours(part, lines) for part in peers.PARTS}
+    assert cases == {"decode": {"decode_32_f8": (30, 24)}, "prefill": {"prefill_3584_f8": (200, 100), "prefill_512_of_3584_bf16": (60, 50)},
+                     "mla": {"mla_decode_64_f8": (156.3, None)},
+                     "experts": {"experts_32": (300, 250), "touched_32": (98, None)}, "dense": {"dense_qkv": (107.1, None)}}
+    metrics = {"experts_32_triton_us": 330, "experts_32_triton_chained_us": 275, "experts_32_cutlass_us": 270, "experts_3_triton_us": 1}
+    peers.add_ratios(metrics, cases["experts"])
+    added = {"experts_32_ours_us": 300, "experts_32_ours_chained_us": 250, "experts_touched_32": 98, "experts_32_triton_over_ours": 1.1,
+             "experts_32_cutlass_over_ours": 0.9, "experts_32_best_peer_over_ours": 0.9}  # chained where both are
+    assert {key: metrics[key] for key in added} == pytest.approx(added) and len(metrics) == 4 + len(added)
+
+
+def test_servers_of_the_benchmarks_do_not_stay(tmp_path):
+    common = load_tool("common", "bench")
+    pid = tmp_path / "pid"
+    for end, said in (("exec sleep 60", "not ready after 2 s"), ("exit 3", "ended with 3")):
+        with pytest.raises(RuntimeError, match=said):
+            common.Server(["bash", "-c", f"echo $$ >{pid}; {end}"], 9, "/ready", seconds=2)
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(pid.read_text()), 0)
 
 
 def test_end_to_end_tests_are_counted(tmp_path):
@@ -273,6 +295,7 @@ def tree(tmp_path):
     root, pack = tmp_path / "tree", tmp_path / "pack"
     shutil.copytree(ROOT / "tools", root / "tools", ignore=shutil.ignore_patterns("sarvam_tiny", "__pycache__"))
     (root / "bench/results").mkdir(parents=True)
+    shutil.copy(ROOT / "bench/common.py", root / "bench")
     (root / "tests").mkdir()
     (root / "tests/kept.txt").write_text("tracked")
     (root / "tests/e2e").mkdir()
@@ -283,7 +306,7 @@ def tree(tmp_path):
     (root / "build-whl/broken.whl").write_text("not a wheel")
     (root / "tests/deleted.txt").write_text("tracked, and no longer there")
     subprocess.run(["git", "init", "-q"], cwd=root, check=True)
-    subprocess.run(["git", "add", "tools", "tests"], cwd=root, check=True)
+    subprocess.run(["git", "add", "tools", "tests", "bench/common.py"], cwd=root, check=True)
     (root / "tests/deleted.txt").unlink()
     (root / "notes.txt").write_text("not tracked")
     files = {f"bin/{suite}_cuda_test": GOOD_TESTS for suite in ("ops", "model", "engine")}
@@ -303,11 +326,11 @@ def tree(tmp_path):
     return root
 
 
-def run_gpu_sh(tree, *args):
+def run_gpu_sh(tree, *args, **more):
     env = {key: value for key, value in os.environ.items() if key not in ("OUT", "COMMIT")}
     env |= {"VAYU_GPU_SSH": str(tree.parent / "ssh"), "THERE": str(tree.parent / "there"),
             "PATH": f"{tree.parent}/path:{pathlib.Path(sys.executable).parent}:{env['PATH']}"}  # python3 with pytest
-    return subprocess.run([tree / "tools/gpu.sh", "--packed", *args], env=env, capture_output=True, text=True, timeout=120)
+    return subprocess.run([tree / "tools/gpu.sh", "--packed", *args], env=env | more, capture_output=True, text=True, timeout=120)
 
 
 def test_the_whole_proof_on_another_machine(tree):
@@ -359,8 +382,21 @@ def test_the_whole_proof_on_this_machine(tree):
     assert done.returncode == 0 and "not of an H200, so not in bench/results: build-gpu/out/h200_proof.json" in done.stdout, done.stdout
     assert not (tree / "bench/results/h200_proof.json").exists() and (tree / "build-gpu/out/h200_proof.json").exists()
     assert run_gpu_sh(tree, "no_step").returncode == 2
+    (tree / "build-gpu/bin/commit").write_text("of another\n")
+    done = run_gpu_sh(tree, "tests", OUT="build-gpu/out")
+    assert done.returncode == 1 and "build-gpu/out holds results of abc1234, and these are binaries of of another" in done.stdout, done.stdout
     (tree / "build-gpu/pack.tar.xz").unlink()
     assert "no build-gpu/pack.tar.xz" in run_gpu_sh(tree, "tests").stderr
+
+
+def test_what_did_not_run_is_no_success(tree):
+    def proof(*args):
+        return subprocess.run([tree / "tools/gpu_proof.sh", *args], env=os.environ | {"OUT": str(tree / "out")}, capture_output=True, text=True)
+
+    assert proof("no_step").returncode == 2
+    assert proof("speed").returncode == 0
+    (tree / "build-gpu/bin/ops_cuda_test").write_text("#!/bin/bash\necho '[  SKIPPED ] there is no GPU'\n")
+    assert proof("speed").returncode == 1
 
 
 def test_sla_figures_of_a_small_server(tmp_path):
