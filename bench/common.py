@@ -144,13 +144,21 @@ def recorded_command(argv):
     return shlex.join(words)
 
 
+def result_path(name, hardware):
+    """bench/results/, but what is called after a GPU and comes from another machine (a try without one) stays out of it."""
+    elsewhere = name.startswith("h200_") and "H200" not in hardware
+    return ROOT / ("build-gpu/out" if elsewhere else "bench/results") / f"{name}.json"
+
+
 def write_result(name, metrics, notes, hardware=None, path=None, **more):
+    hardware = hardware or cpu_hardware()
     commit = os.environ.get("COMMIT")  # of binaries that were built elsewhere
     if not commit:
         commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout.strip()
-    result = {"name": name, "commit": commit, "hardware": hardware or cpu_hardware(), "command": recorded_command(sys.argv),
+    result = {"name": name, "commit": commit, "hardware": hardware, "command": recorded_command(sys.argv),
               "metrics": {k: round(v, 4) for k, v in metrics.items()}, "notes": notes, **more}
-    path = pathlib.Path(path) if path else ROOT / "bench/results" / f"{name}.json"
-    path.parent.mkdir(exist_ok=True)
+    path = pathlib.Path(path) if path else result_path(name, hardware)
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(result, indent=2) + "\n")
     print(json.dumps(result, indent=2))
+    print(f"wrote {path}", file=sys.stderr)

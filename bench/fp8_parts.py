@@ -8,6 +8,7 @@ To try it without a GPU: --backend cpu --quantization q8_0
 """
 import argparse
 import json
+import pathlib
 import subprocess
 import tempfile
 
@@ -53,8 +54,8 @@ def main():
                     f"{name}_kl_millinats": 1e3 * total["kl_mean_nats"], f"{name}_top1_agreement": total["top1_agreement"],
                     "text_tokens": total["tokens"]}
         print(f"{name}: {metrics[f'{name}_percent']:+.3f} %, divergence {metrics[f'{name}_kl_millinats']:.2f}e-3 nats", flush=True)
-    common.write_result("h200_fp8_parts", metrics, "SmolLM2-135M Q4_1: perplexity against BF16 with --quantization fp8; names: what stays as "
-                        "stored", hardware=common.gpu_hardware() if options.backend == "cuda" else None, path=options.out)
+    common.write_result("h200_fp8_parts", metrics, f"{pathlib.Path(options.model).stem}: perplexity against BF16 with --quantization "
+                        f"{options.quantization}; names: what stays as stored", hardware=common.gpu_hardware() if options.backend == "cuda" else None, path=options.out)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,8 @@ SDK was answered; without an SDK, or with an answer missing, the exit code is 1.
 
     bench/h200_sla.py --vayu build/apps/vayu [--out FILE] [--step-tokens 1280 ...] [--requests-per-client 8]
 
-Everything but the figures can be tried without a GPU: --device cpu --model FOLDER --input-len 64 --output-len 8 --clients 2 4
+Everything but the figures can be tried without a GPU (the file is then build-gpu/out/h200_sla.json):
+--device cpu --model FOLDER --input-len 64 --output-len 8 --clients 2 4
 """
 import argparse
 import ctypes

@@ -265,7 +265,9 @@ def write_profiles(folder):
 
 
 def main():
-    folder = pathlib.Path(sys.argv[1])
+    folder = pathlib.Path(sys.argv[1] if len(sys.argv) == 2 else "")
+    if len(sys.argv) != 2 or not folder.is_dir():
+        sys.exit(__doc__)
     write_proof(folder)
     write_ops(folder)
     write_layers(folder)

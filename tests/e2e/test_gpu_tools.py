@@ -199,6 +199,9 @@ def test_every_speed_line_keeps_its_rate_and_share(tmp_path):
 def test_commands_of_result_files_can_be_repeated():
     common = load_tool("common", "bench")
     argv = [str(ROOT / "bench/x.py"), "--vayu", str(ROOT / "build/apps/vayu"), "--kept-in=/tmp/a b", "--texts", "/a/1", "/a/2", "--out", "here.json", "-n", "3"]
+    assert common.result_path("h200_x", "one NVIDIA H200") == ROOT / "bench/results/h200_x.json"
+    assert common.result_path("h200_x", "a CPU") == ROOT / "build-gpu/out/h200_x.json"
+    assert common.result_path("cpu_x", "a CPU") == ROOT / "bench/results/cpu_x.json"
     assert common.recorded_command(argv) == "bench/x.py --vayu build/apps/vayu --kept-in=KEPT_IN --texts TEXTS TEXTS --out here.json -n 3"
 
 
@@ -394,6 +397,7 @@ def test_what_did_not_run_is_no_success(tree):
         return subprocess.run([tree / "tools/gpu_proof.sh", *args], env=os.environ | {"OUT": str(tree / "out")}, capture_output=True, text=True)
 
     assert proof("no_step").returncode == 2
+    assert subprocess.run([sys.executable, ROOT / "tools/gpu_results.py", tree / "nothing"], capture_output=True).returncode == 1
     assert proof("speed").returncode == 0
     (tree / "build-gpu/bin/ops_cuda_test").write_text("#!/bin/bash\necho '[  SKIPPED ] there is no GPU'\n")
     assert proof("speed").returncode == 1
