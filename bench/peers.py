@@ -233,6 +233,10 @@ def run_part(part, path, ours):
     bench.save()
 
 
+def flashinfer_version():
+    return re.search(r"^PEER_FLASHINFER=.*==(.*)$", (ROOT / "tools/pins.sh").read_text(), re.MULTILINE)[1]
+
+
 def measure(part):
     """(metrics, errors, PyTorch's version, hardware) of one part: ours, then the peers."""
     tests, seconds = PARTS[part]
@@ -274,7 +278,7 @@ def main():
         stamp = ROOT / "build-gpu/bin/commit"
         if stamp.exists():
             os.environ.setdefault("COMMIT", stamp.read_text().strip())
-        notes = f"PyTorch {torch_version}, FlashInfer 0.7.4; {NOTES}; did not run: {'; '.join(errors) or 'nothing'}"
+        notes = f"PyTorch {torch_version}, FlashInfer {flashinfer_version()}; {NOTES}; did not run: {'; '.join(errors) or 'nothing'}"
         with contextlib.redirect_stdout(io.StringIO()):  # after each part: what ends early leaves the others
             write_result("h200_peers", metrics, notes, hardware=hardware or "unknown", path=args.json)
     for key, value in metrics.items():

@@ -23,3 +23,5 @@ TEST_PYTHON=(openai==3.57.0 pytest==9.2.0 selenium==4.41.0 jinja2==3.1.6 numpy==
 
 # The peer of bench/cpu_vs_llama_cpp.py, built from source with native flags (tools/build_llama_cpp.sh).
 PEER_LLAMA_CPP=llama-cpp-python==0.3.36
+# A peer of bench/peers.py, of which bench/flashinfer/build.sh takes the headers.
+PEER_FLASHINFER=flashinfer-python==0.7.4

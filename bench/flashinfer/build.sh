@@ -4,13 +4,13 @@
 #   bench/flashinfer/build.sh [WHEEL]
 set -euo pipefail
 cd "$(dirname "$0")/../.."
-version=0.7.4
+. tools/pins.sh
 folder=build-call/flashinfer
 mkdir -p "$folder"
 wheel=${1:-}
 if [ -z "$wheel" ]; then
-  wheel=$folder/flashinfer_python-$version-py3-none-any.whl
-  [ -f "$wheel" ] || python3 -m pip download -q --no-deps -d "$folder" "flashinfer-python==$version"
+  wheel=$folder/flashinfer_python-${PEER_FLASHINFER#*==}-py3-none-any.whl
+  [ -f "$wheel" ] || python3 -m pip download -q --no-deps -d "$folder" "$PEER_FLASHINFER"
 fi
 [ -d "$folder/flashinfer/data/include" ] || python3 - "$wheel" "$folder" <<'PYTHON'
 import sys, zipfile
@@ -27,7 +27,7 @@ flags=(-std=c++17 -O3 -DNDEBUG -use_fast_math -gencode=arch=compute_90a,code=sm_
 compile() { # name source flags...
   [ "$folder/$1.o" -nt "bench/flashinfer/$2" ] && [ "$folder/$1.o" -nt bench/flashinfer/peer.h ] && return
   echo "$1"
-  ${LOCK:-} nvcc "${flags[@]}" "${@:3}" -c "bench/flashinfer/$2" -o "$folder/$1.o"
+  nvcc "${flags[@]}" "${@:3}" -c "bench/flashinfer/$2" -o "$folder/$1.o"
 }
 compile fa2_bf16 fa2.cu
 compile fa3 fa3.cu
