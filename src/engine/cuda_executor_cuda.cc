@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "model/device_limits.h"
 #include "model/device_model.h"
 #include "ops/cpu/thread_pool.h"
 #include "ops/cuda/device.h"
@@ -53,6 +54,9 @@ class CudaExecutorImpl final : public CudaExecutor {
     max_samples_ = std::max(options.model.max_logits, options.model.max_rows);
     prev_samples_.reserve(max_samples_);
     const int32_t context = options.model.max_context > 0 ? options.model.max_context : recipe.config.max_context;
+    model::DeviceModelOptions planned = options.model;
+    planned.max_context = context;
+    VAYU_RETURN_IF_ERROR(model::check_device_flags(recipe.config, planned));  // the sampling table grows with them
     const ops::DeviceSampleCapacity capacity{
         .max_samples = max_samples_,
         .max_edited_rows = options.model.max_rows,
@@ -62,7 +66,6 @@ class CudaExecutorImpl final : public CudaExecutor {
     VAYU_ASSIGN_OR_RETURN(samples_, ops::DeviceSampleTable::create(capacity));
     VAYU_ASSIGN_OR_RETURN(sampled_, ops::DeviceMemory::create(2 * max_samples_ * int64_t{sizeof(int32_t)}));
     ThreadPool pool(options.num_threads);
-    model::DeviceModelOptions planned = options.model;
     planned.pool = &pool;
     planned.prev_tokens = sampled_tokens(0);
     planned.graphs = options.graphs;

@@ -38,7 +38,8 @@ struct Limit {
   const char* field;  // of config.json
   int64_t value;
   int64_t most;
-  int64_t unit = 1;  // the value is a multiple of it
+  int64_t unit = 1;       // the value is a multiple of it
+  const char* with = "";  // what else makes up the value, behind the field
 };
 
 Error unsupported(std::string field, std::string message) {
@@ -49,8 +50,8 @@ Status check_all(std::span<const Limit> limits) {
   for (const Limit& limit : limits) {
     if (limit.value <= limit.most && limit.value % limit.unit == 0) continue;
     const std::string kind = limit.unit > 1 ? fmt::format("multiples of {} ", limit.unit) : "";
-    return unsupported(limit.field, fmt::format("{} is {}: the CUDA backend takes {}up to {}", limit.field, limit.value,
-                                                kind, limit.most));
+    return unsupported(limit.field, fmt::format("{}{} is {}: the CUDA backend takes {}up to {}", limit.field,
+                                                limit.with, limit.value, kind, limit.most));
   }
   return {};
 }
@@ -61,7 +62,7 @@ Status check_widths(const ModelConfig& config) {
       Limit{"vocab_size", config.vocab_size, ops::kMaxDeviceVocab},
       Limit{"hidden_size", config.hidden, ops::kMaxNormHidden, unit}, Limit{"intermediate_size", config.ffn, kMaxCols},
       Limit{"moe_intermediate_size", config.moe.expert_ffn, kMaxCols},
-      Limit{"moe_shared_expert_intermediate_size, times num_shared_experts,", config.moe.shared_ffn, kMaxCols}});
+      Limit{"moe_shared_expert_intermediate_size", config.moe.shared_ffn, kMaxCols, 1, ", times num_shared_experts,"}});
 }
 
 Status check_router(const ModelConfig& config) {
@@ -105,7 +106,7 @@ Status check_latent_attention(const ModelConfig& config, const InputForms& input
       Limit{"qk_nope_head_dim", mla.nope_dim, ops::kHeadLinearMaxDim, kRowUnit},
       Limit{"qk_rope_head_dim", mla.rope_dim, ops::kMaxRotatedDim, ops::kHalfSplitUnit},
       Limit{"v_head_dim", mla.v_dim, ops::kHeadLinearMaxDim, kRowUnit},
-      Limit{"kv_lora_rank and qk_rope_head_dim together", config.head_dim, ops::kMlaMaxRowDim}}));
+      Limit{"kv_lora_rank", config.head_dim, ops::kMlaMaxRowDim, 1, " and qk_rope_head_dim together"}}));
   if (config.rope.rotary_dim != mla.rope_dim) {
     return unsupported(
         "partial_rotary_factor",
@@ -126,19 +127,6 @@ Status check_flag(const char* flag, int64_t value, int64_t least, int64_t most, 
   return field_error(flag, "{} is {}: the CUDA backend takes {} to {}, {}", flag, value, least, most, why);
 }
 
-Status check_options(const ModelConfig& config, const DeviceModelOptions& options) {
-  const char* step_limit = config.has_mla()   ? "with latent attention"
-                           : config.has_moe() ? "with experts"
-                                              : "whatever the model";
-  VAYU_RETURN_IF_ERROR(check_flag("--max-num-seqs", options.max_rows, 1, kMaxStepTokens, "rows of one step"));
-  VAYU_RETURN_IF_ERROR(check_flag("--max-num-batched-tokens", options.max_step_tokens, options.max_rows,
-                                  max_device_step_tokens(config), step_limit));
-  VAYU_RETURN_IF_ERROR(
-      check_flag("--max-model-len", options.max_context, 1, config.max_context, "the context of the model"));
-  return check_flag("--max-total-tokens", int64_t{options.num_pages} * kDevicePageSize, 0,
-                    int64_t{kMaxPages} * kDevicePageSize, "slots that have a number");
-}
-
 }  // namespace
 
 int32_t max_device_step_tokens(const ModelConfig& config) {
@@ -148,11 +136,25 @@ int32_t max_device_step_tokens(const ModelConfig& config) {
   return most;
 }
 
+Status check_device_flags(const ModelConfig& config, const DeviceModelOptions& options) {
+  const char* step_limit = config.has_mla()   ? "with latent attention"
+                           : config.has_moe() ? "with experts"
+                                              : "whatever the model";
+  const int32_t most_tokens = max_device_step_tokens(config);
+  VAYU_RETURN_IF_ERROR(check_flag("--max-num-seqs", options.max_rows, 1, most_tokens, step_limit));
+  VAYU_RETURN_IF_ERROR(
+      check_flag("--max-num-batched-tokens", options.max_step_tokens, options.max_rows, most_tokens, step_limit));
+  VAYU_RETURN_IF_ERROR(
+      check_flag("--max-model-len", options.max_context, 1, config.max_context, "the context of the model"));
+  return check_flag("--max-total-tokens", int64_t{options.num_pages} * kDevicePageSize, 0,
+                    int64_t{kMaxPages} * kDevicePageSize, "slots that have a number");
+}
+
 Status check_device_limits(const ModelConfig& config, const DeviceModelOptions& options, const InputForms& inputs) {
   VAYU_RETURN_IF_ERROR(config.has_mla() ? check_latent_attention(config, inputs) : check_attention(config));
   if (config.has_moe()) VAYU_RETURN_IF_ERROR(check_router(config));
   VAYU_RETURN_IF_ERROR(check_widths(config));
-  return check_options(config, options);
+  return check_device_flags(config, options);
 }
 
 }  // namespace vayu::model

@@ -13,8 +13,12 @@ namespace vayu::model {
 // Tokens of one step: fewer with experts (the router's) and with latent attention.
 int32_t max_device_step_tokens(const ModelConfig& config);
 
-// options.max_context is set; config.mla.expands_prompts too. inputs: of DeviceFormats. The error names the field of
-// the model (kUnsupported) or the flag (kInvalidArgument), what it is, and the limit.
+// The flags alone, for those who take memory by them before a model is loaded. options.max_context is set. The error
+// (kInvalidArgument) names the flag, what it is, and the limit.
+Status check_device_flags(const ModelConfig& config, const DeviceModelOptions& options);
+
+// The model's fields, then the flags. config.mla.expands_prompts is set too. inputs: of DeviceFormats. The error names
+// the field (kUnsupported) or the flag, what it is, and the limit.
 Status check_device_limits(const ModelConfig& config, const DeviceModelOptions& options, const InputForms& inputs);
 
 }  // namespace vayu::model

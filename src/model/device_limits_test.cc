@@ -216,6 +216,9 @@ const Edge kEdges[] = {
     {"--max-num-batched-tokens is", latent, SET(options.max_step_tokens), 65535, 65536, ErrorKind::kInvalidArgument},
     {"--max-num-batched-tokens is", dense, SET(options.max_step_tokens), 64, 63, ErrorKind::kInvalidArgument},
     {"--max-num-seqs is", dense, SET(options.max_rows), 1, 0, ErrorKind::kInvalidArgument},
+    // As with_defaults sets them: a step takes a token of every answer.
+    {"--max-num-seqs is", latent, [](Subject& s, int32_t v) { s.options.max_rows = s.options.max_step_tokens = v; },
+     65535, 65536, ErrorKind::kInvalidArgument},
     {"--max-model-len is", dense, SET(options.max_context), 4096, 4097, ErrorKind::kInvalidArgument},
     {"--max-total-tokens is", dense, SET(options.num_pages), INT32_MAX / 16, INT32_MAX / 16 + 1,
      ErrorKind::kInvalidArgument},
@@ -234,7 +237,10 @@ TEST(DeviceLimits, TheEdgeIsTakenAndTheNextIsNamed) {
     EXPECT_EQ(refused.error().kind, edge.kind) << refused.error().message;
     EXPECT_NE(refused.error().message.find(edge.said), std::string::npos)
         << edge.said << ": " << refused.error().message;
-    EXPECT_FALSE(refused.error().field.empty()) << refused.error().message;
+    const std::string& field = refused.error().field;
+    EXPECT_NE(refused.error().message.find(field), std::string::npos) << field << ": " << refused.error().message;
+    EXPECT_EQ(field.find_first_of(" ,"), std::string::npos) << "no name: " << field;
+    EXPECT_FALSE(field.empty()) << refused.error().message;
   }
 }
 
