@@ -135,7 +135,9 @@ Result<CudaExecutorOptions> cuda_options(const ModelFiles& files, const LocalMod
   if (options.page_size != 16) {
     return field_error("--page-size", "--page-size {}: CUDA keeps 16 tokens a page", options.page_size);
   }
-  out.model.num_pages = static_cast<int32_t>(options.max_total_tokens / options.page_size);
+  if (options.max_total_tokens > 0) {  // 0 pages would be as many as fit
+    out.model.num_pages = static_cast<int32_t>(std::max<int64_t>(1, options.max_total_tokens / options.page_size));
+  }
   out.model.memory_fraction = options.memory_fraction;
   out.model.max_step_tokens = options.max_num_batched_tokens;
   out.model.max_rows = options.max_num_seqs;
