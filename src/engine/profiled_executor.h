@@ -1,7 +1,8 @@
 // An executor whose steps can be recorded while an engine runs it: a window over the next so many steps, opened from
-// any thread. Recording starts and stops on the engine thread, in front of a launch and with the device idle, so that a
-// window holds whole steps and nothing else; where steps overlap, the first and the last of a window therefore do not.
-// With no window open, launch() and wait() cost one look at a flag.
+// any thread. Recording starts in front of a launch, and stops in front of one, behind the last wait or, where no step
+// is under way, in end(): always with the device idle, so that a window holds whole steps and nothing else; where steps
+// overlap, the first and the last of a window therefore do not. With no window open, launch() and wait() cost one look
+// at a flag.
 #pragma once
 
 #include <atomic>

@@ -30,7 +30,8 @@ class KernelTrace {
   // thread. Errors: kUnsupported without CUPTI, with where it was looked for; kUnavailable with CUPTI's reason.
   static Status start();
   static Status discard();  // what has been recorded so far
-  // Everything since the last discard(), by start. The device must be idle.
+  // Everything since the last discard(), by start. The device must be idle. Nothing is recorded any more, even where
+  // this fails (kUnavailable, with CUPTI's reason), as where start() does.
   static Result<std::vector<KernelRecord>> stop();
   static int64_t now_ns();
 };

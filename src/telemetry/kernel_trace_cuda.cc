@@ -110,6 +110,16 @@ void CUPTIAPI buffer_full(CUcontext, uint32_t, uint8_t* buffer, size_t, size_t v
   std::free(buffer);
 }
 
+// All kinds, whatever becomes of one of them: records that stay on go on taking memory. The first error.
+Status disable_all() {
+  Status outcome;
+  for (const CUpti_ActivityKind kind : kKinds) {
+    Status disabled = check(cupti.disable(kind), "end of records");
+    if (outcome.ok()) outcome = std::move(disabled);
+  }
+  return outcome;
+}
+
 }  // namespace
 
 Status KernelTrace::start() {
@@ -122,7 +132,12 @@ Status KernelTrace::start() {
   static bool registered = false;
   if (!registered) VAYU_RETURN_IF_ERROR(check(cupti.register_callbacks(buffer_wanted, buffer_full), "callbacks"));
   registered = true;
-  for (const CUpti_ActivityKind kind : kKinds) VAYU_RETURN_IF_ERROR(check(cupti.enable(kind), "activity records"));
+  for (const CUpti_ActivityKind kind : kKinds) {
+    Status enabled = check(cupti.enable(kind), "activity records");
+    if (enabled.ok()) continue;
+    static_cast<void>(disable_all());
+    return enabled;
+  }
   return {};
 }
 
@@ -134,11 +149,15 @@ Status KernelTrace::discard() {
 }
 
 Result<std::vector<KernelRecord>> KernelTrace::stop() {
-  VAYU_RETURN_IF_ERROR(check(cupti.flush_all(CUPTI_ACTIVITY_FLAG_FLUSH_FORCED), "flush"));
-  for (const CUpti_ActivityKind kind : kKinds) VAYU_RETURN_IF_ERROR(check(cupti.disable(kind), "end of records"));
-  const std::lock_guard lock(records_mutex);
-  std::vector<KernelRecord> out = std::move(records);
-  records.clear();
+  const Status flushed = check(cupti.flush_all(CUPTI_ACTIVITY_FLAG_FLUSH_FORCED), "flush");
+  const Status disabled = disable_all();
+  std::vector<KernelRecord> out;
+  {
+    const std::lock_guard lock(records_mutex);
+    out.swap(records);
+  }
+  VAYU_RETURN_IF_ERROR(flushed);
+  VAYU_RETURN_IF_ERROR(disabled);
   std::sort(out.begin(), out.end(),
             [](const KernelRecord& a, const KernelRecord& b) { return a.start_ns < b.start_ns; });
   return out;
