@@ -253,7 +253,7 @@ TEST_F(ProfiledExecutorTest, ALostDeviceEndsTheWindow) {
   EXPECT_EQ(result_->error().message, "the device is gone");
 }
 
-// Another thread opens and ends windows at any time while steps run two at once.
+// Another thread opens and ends windows at any time, while steps run two at once and while none is under way.
 TEST_F(ProfiledExecutorTest, WindowsFromAnotherThread) {
   std::atomic<bool> stop = false;
   std::thread asker([&] {
@@ -277,12 +277,16 @@ TEST_F(ProfiledExecutorTest, WindowsFromAnotherThread) {
     }
     stop = true;
   });
-  launch();
+  std::minstd_rand random(8);
   while (!stop) {
     launch();
+    for (auto more = random() % 8; more > 0; --more) {
+      launch();
+      wait();
+    }
     wait();
+    for (auto spin = random() % 50; spin > 0; --spin) std::this_thread::yield();
   }
-  wait();
   asker.join();
 }
 
