@@ -63,7 +63,14 @@ class CudaExecutorImpl final : public CudaExecutor {
         .vocab_size = recipe.config.vocab_size,
         .max_list_words = options.model.max_rows * (context + kListWordsBesideTokens)};
     // Ahead of the model, which takes what is left for pages.
-    VAYU_ASSIGN_OR_RETURN(samples_, ops::DeviceSampleTable::create(capacity));
+    auto samples = ops::DeviceSampleTable::create(capacity);
+    if (!samples.ok()) {
+      return Error{samples.error().kind,
+                   fmt::format("sampling for --max-num-seqs {} and --max-model-len {}: {}", options.model.max_rows,
+                               context, samples.error().message),
+                   "--max-num-seqs"};
+    }
+    samples_ = std::move(*samples);
     VAYU_ASSIGN_OR_RETURN(sampled_, ops::DeviceMemory::create(2 * max_samples_ * int64_t{sizeof(int32_t)}));
     ThreadPool pool(options.num_threads);
     planned.pool = &pool;

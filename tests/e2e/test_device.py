@@ -61,6 +61,7 @@ def test_auto_warns_where_a_driver_is_installed_and_says_why(tmp_path):
         ("sarvam-30b", ["--max-num-batched-tokens", "131072"], {}, ["--max-num-batched-tokens is 131072", "65536"]),
         ("sarvam-105b", ["--max-num-batched-tokens", "65536"], {}, ["--max-num-batched-tokens is 65536", "65535"]),
         ("sarvam-105b", ["--max-num-seqs", "65536"], {}, ["--max-num-seqs is 65536", "65535"]),
+        ("sarvam-30b", ["--max-num-seqs", "65536"], {}, ["--max-num-seqs 65536", "--max-model-len 131072", "cannot take"]),
         ("sarvam-30b", ["--max-model-len", "200000"], {}, ["--max-model-len is 200000", "131072"]),
         ("sarvam-30b", ["--max-model-len", "1000000000"], {}, ["--max-model-len is 1000000000", "131072"]),
         ("sarvam-30b", [], {"num_experts": 512}, ["num_experts is 512", "256"]),
