@@ -216,7 +216,7 @@ def write_steps(folder):
             for step, result in source["steps"].items():
                 for key in ("device_us", "wall_us", "host_share", "floor_us", "share_of_floor", "tokens_per_s"):
                     metrics[f"{step}_{key}"] = round(result[key], 4)
-            notes = f"{source['model']} with seeded weights, {what.removeprefix('105b_').replace('_', ', ')}, context {source['context']}; medians"
+            notes = f"{source['model']} with seeded weights, {what.removeprefix('105b_').replace('_', ', ')}, context {source['context']}; medians; memory: {source['memory_plan']}"
             write(folder, name, source, metrics, notes)
 
 

@@ -275,7 +275,7 @@ http.server.HTTPServer(('127.0.0.1', $2), Ready).serve_forever()" ;;
 esac
 [[ $2 != *105b* ]] && steps='"decode_8": S, "prefill_3584": S' || steps='"decode_8": S'
 step='{"device_us": 2000.0, "wall_us": 2001, "host_share": 0, "floor_us": 1000, "share_of_floor": 0.5, "tokens_per_s": 1}'
-echo '{"command": "vayu bench steps", "hardware": "NVIDIA H200", "model": "m", "context": 3650, "load_s": 1, "read_gb_s": 4400, "steps": {'"${steps//S/$step}"'}}' >"$2"
+echo '{"command": "vayu bench steps", "hardware": "NVIDIA H200", "model": "m", "context": 3650, "memory_plan": "weights 31 GiB", "load_s": 1, "read_gb_s": 4400, "steps": {'"${steps//S/$step}"'}}' >"$2"
 """
 FEW_TESTS = """import os, pathlib, pytest
 def test_right():
@@ -350,6 +350,7 @@ def test_the_whole_proof_on_another_machine(tree):
     assert [(line[0], line[2]) for line in table] == [
         ("fault", "1"), ("tests", "0"), ("speed", "0"), ("steps", "0"), ("profile", "0"), ("e2e", "1")], done.stdout
     results = {path.stem: json.loads(path.read_text()) for path in (tree / "bench/results").iterdir()}
+    assert results["h200_steps"]["notes"].endswith("memory: weights 31 GiB")
     assert set(results) == {"h200_proof", "h200_ops", "h200_model", "h200_profile", "h200_e2e", "h200_steps", "h200_steps_bf16",
                             "h200_steps_105b", "h200_steps_105b_absorbed"}
     assert {result["commit"] for result in results.values()} == {"abc1234"}
